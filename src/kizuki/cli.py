@@ -1,0 +1,208 @@
+"""The command line. A command is a function below; `main` turns what goes wrong into one line and a code.
+
+Exit codes: 0 done, 2 something given cannot be used, 130 stopped with Ctrl-C, 1 a fault of kizuki's own.
+Results go to standard output, everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    name="kizuki",
+    help="Look at all of a model's self-attention.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+# Errors of the command line itself, by the name typer exports (where its copy of click lives has changed).
+UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def version(asked: bool) -> None:
+    if asked:
+        from . import __version__
+
+        typer.echo(f"kizuki {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=version, is_eager=True)
+    ] = False,
+) -> None:
+    """Look at all of a model's self-attention."""
+
+
+@app.command()
+def look(
+    text: Annotated[str | None, typer.Argument(help="The text; - or nothing reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the text from a file.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Use the text that comes with kizuki.")] = False,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="smollm2, minilm, a folder, or a Hugging Face id.")
+    ] = "smollm2",
+    layers: Annotated[
+        str | None, typer.Option(help="Which layers, such as 0,5,10-12.", show_default="all")
+    ] = None,
+    heads: Annotated[str | None, typer.Option(help="Which heads, likewise.", show_default="all")] = None,
+    first: Annotated[int | None, typer.Option(help="Look at the first so many tokens only.", min=1)] = None,
+    topk: Annotated[int, typer.Option(help="Next tokens shown at each position.", min=1)] = 5,
+    limit_mb: Annotated[float, typer.Option(help="The largest page to write, in MB.")] = 100.0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("kizuki.html"),
+    show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+) -> None:
+    """Write one self-contained HTML page of what a model's heads read in a text, and open it.
+
+    The page needs no network and no other file. Its path is printed on standard output.
+    """
+    from . import look as job
+    from .progress import Bars
+
+    console = Console(stderr=True, highlight=False)
+    wanted = numbers(layers, "--layers"), numbers(heads, "--heads")
+    out = job.check_out(out)
+    words = given(text, file, sample)
+    job.check_text(words)
+    console.print(f"looking at {len(words):,} characters with {model}")
+    with Bars(console) as bars:
+        done = job.look(
+            words,
+            model=model,
+            layers=wanted[0],
+            heads=wanted[1],
+            first=first,
+            topk=topk,
+            limit_mb=limit_mb,
+            out=out,
+            progress=bars,
+        )
+    rest = f" (the first; {done.dropped:,} more were left out)" if done.dropped else ""
+    console.print(
+        f"{done.model}: {done.tokens:,} tokens{rest}, {done.layers} layers × {done.heads} heads, "
+        f"{done.size / 1e6:.1f} MB, {done.seconds:.1f} s"
+    )
+    typer.echo(done.page)
+    if show and not open_page(done.page):
+        console.print(
+            "No browser to open here. The page is one file and needs no other: open it anywhere, or say"
+        )
+        folder = done.page.resolve().parent
+        console.print(f"  python -m http.server --bind 127.0.0.1 --directory '{folder}' 8000", soft_wrap=True)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+) -> None:
+    """Print what a bug report needs: versions, processor, threads, caches, models, environment."""
+    from .doctor import report, show
+
+    found = report()
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        show(found, Console(highlight=False))
+
+
+def numbers(listed: str | None, name: str) -> tuple[int, ...] | None:
+    """`0,5,10-12` as (0, 5, 10, 11, 12)."""
+    from .look import InputError
+
+    if listed is None or listed == "all":
+        return None
+    found: list[int] = []
+    for part in listed.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,4})(?:\s*-\s*(\d{1,4}))?\s*", part)
+        low, high = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+        if low > high:
+            raise InputError(f"{name} {listed!r}: {part.strip()!r} is no number or range; write 0,5,10-12")
+        found.extend(range(low, high + 1))
+    return tuple(sorted(set(found)))
+
+
+def given(text: str | None, file: Path | None, sample: bool) -> str:
+    """The text, from the one place that was named, or else from standard input."""
+    from . import look as job
+
+    if (text is not None) + (file is not None) + sample > 1:
+        raise job.InputError("TEXT, --file and --sample each give the text; use one of them")
+    if sample:
+        return job.sample()
+    if file is not None and str(file) != "-":
+        return job.read_file(file)
+    if text is not None and text != "-":
+        return text
+    if sys.stdin is None or sys.stdin.isatty():
+        raise job.InputError('no text; give it as "your text", with --file, through a pipe, or use --sample')
+    return job.decode(sys.stdin.buffer.read(job.TEXT_LIMIT + 1), "standard input")
+
+
+def open_page(page: Path) -> bool:
+    """Open a page where there is a screen to see it on; say whether that was so."""
+    import webbrowser
+
+    screen = (
+        sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    )
+    return bool(screen) and webbrowser.open(page.resolve().as_uri())
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """One line on standard error, and the exit code."""
+    line = " ".join(message.split())
+    typer.echo(line if line.startswith("kizuki") else f"kizuki: {line}", err=True)
+    raise SystemExit(code)
+
+
+def explained(error: BaseException) -> bool:
+    """Whether an error was written for the person who called: every error class of kizuki's own is."""
+    return type(error).__module__.partition(".")[0] == "kizuki"
+
+
+def on_fault(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What is left: a fault of kizuki's own, in one line."""
+    line = " ".join(f"{kind.__name__}: {error}".split())
+    typer.echo(f"kizuki: a fault of its own, {line} (KIZUKI_DEBUG=1 shows where)", err=True)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The `kizuki` command."""
+    debug = os.environ.get("KIZUKI_DEBUG", "0") not in ("", "0")
+    if not debug:
+        sys.excepthook = on_fault
+    command = typer.main.get_command(app)  # calling `app` would put typer's own excepthook in its place
+    try:
+        code = command(args=args, prog_name="kizuki", standalone_mode=False)
+    except KeyboardInterrupt:
+        code = 130
+    except UsageProblem as error:
+        message = str(error.format_message())  # type: ignore[attr-defined]
+        if not message:  # `kizuki` alone: the help is on the screen already
+            raise SystemExit(2) from None
+        fail(f"{message.rstrip('.')}; kizuki --help lists what there is", 2)
+    except (ValueError, TypeError, MemoryError, RuntimeError) as error:
+        if debug:
+            raise
+        if explained(error):
+            fail(str(error), 2)
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # Python's, or torch's
+            fail("out of memory; look at less with --first, --layers or --heads", 1)
+        raise
+    if code == 130:
+        fail("stopped", 130)
+    raise SystemExit(code if isinstance(code, int) else 0)

@@ -1,0 +1,52 @@
+"""The cpu backend: kernels written in Python, compiled by Numba/LLVM for the processor at hand.
+
+    target.py   which processor, which tile shapes        simd.py     vector code over the LLVM IR builder
+    tile.py     the emitted inner bodies                  pack.py     operands into panels
+    scores.py   masked scores of a block                  layout.py   the argument block's slots
+    forward.py  the online softmax                        read.py     statistics given the lse
+    call.py     from a Problem to an argument block       readings.py results to who asked
+    launch.py   threads                                   cache.py    kernels on disk
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import backends, observe
+from ..problem import Problem
+
+
+class Cpu:
+    """Compiled kernels for CPU tensors; float32."""
+
+    name = "cpu"
+
+    def refuses(self, problem: Problem) -> str | None:
+        if problem.device.type != "cpu":
+            return f"the tensors are on {problem.device}"
+        if problem.dtype is not torch.float32:
+            return f"its kernels are float32 and the query is {str(problem.dtype).removeprefix('torch.')}"
+        return None
+
+    def plan(self, problem: Problem) -> backends.Plan:
+        from . import launch
+
+        t = launch.target()
+        kernel = f"online softmax, float32, {t.name} tiles {t.mr}×{t.nr}, blocks {t.block_q}×{t.block_k}"
+        return backends.Plan(self.name, kernel, f"CPU float32, {launch.threads()} threads, {launch.layer()}")
+
+    def forward(self, problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
+        from . import call
+
+        return call.forward(problem, value)
+
+    def lse(self, problem: Problem) -> Tensor:
+        return self.forward(problem, problem.key.new_zeros(problem.keys, 0))[1]
+
+    def fold(self, problem: Problem, lse: Tensor, statistics: Sequence[observe.Statistic]) -> None:
+        from . import readings
+
+        readings.fold(problem, lse, statistics)

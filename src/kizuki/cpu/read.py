@@ -1,0 +1,122 @@
+"""The reading kernel: statistics of A given its log-sum-exp, one pass over the scores, nothing stored.
+
+A task is one plane and one group of query blocks; blocks go to groups round robin, so that a causal
+mask loads them evenly, and every group sums its columns in a fixed order whatever the threads do.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+
+from . import scores as shared
+from . import tile
+from .layout import SLOT
+from .scores import NEG_INF, ZERO
+from .simd import load_f32, load_f64, load_i64, store_f32, store_i64, take_ticket
+from .target import Target
+
+S = SLOT
+NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
+SCRATCH, SCRATCH_BYTES = S["SCRATCH"], S["SCRATCH_BYTES"]
+QUERIES, KEYS, HEAD_DIM = S["QUERIES"], S["KEYS"], S["HEAD_DIM"]
+KEY_BLOCKS, LSE_TABLE, GROUPS = S["KEY_BLOCKS"], S["LSE_TABLE"], S["GROUPS"]
+ROW_OFFSET, STATS_TABLE, RECEIVED = S["ROW_OFFSET"], S["STATS_TABLE"], S["RECEIVED"]
+TOP_COUNT, TOP_SCORES_TABLE, TOP_KEYS_TABLE = S["TOP_COUNT"], S["TOP_SCORES_TABLE"], S["TOP_KEYS_TABLE"]
+
+
+def scratch_bytes(t: Target, head_dim: int) -> int:
+    """Scratch of one thread: packed queries, the grid of scores, four vectors of statistics a row."""
+    return -(-t.block_q * (head_dim + t.block_k + 4 * t.lanes) * 4 // 64) * 64
+
+
+def build(t: Target) -> Any:
+    """The reading kernel for a target."""
+    bodies = tile.emit(t)
+    pieces = shared.build(t, bodies)
+    pack_query, ranges, score_block = pieces.pack_query, pieces.ranges, pieces.score_block
+    any_above, read_row, add_columns = bodies.any_above, bodies.read_row, bodies.add_columns
+    fold_total, fold_largest = bodies.fold_total, bodies.fold_largest
+    mr, lanes, block_q, block_k = t.mr, t.lanes, t.block_q, t.block_k
+
+    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    def keep_best(row: int, step: int, key: int, best: int, keys: int, k: int) -> None:
+        """Insert the scores of a row into its k best, largest first; an equal score stays behind the earlier key."""
+        for c in range(0, step, 4 * lanes):
+            if any_above(row + c * 4, load_f32(best + (k - 1) * 4)) == 0:
+                continue
+            for j in range(c, c + 4 * lanes):
+                x = load_f32(row + j * 4)
+                if x > load_f32(best + (k - 1) * 4):
+                    at = k - 1
+                    while at > 0 and x > load_f32(best + (at - 1) * 4):
+                        store_f32(best + at * 4, load_f32(best + (at - 1) * 4))
+                        store_i64(keys + at * 8, load_i64(keys + (at - 1) * 8))
+                        at -= 1
+                    store_f32(best + at * 4, x)
+                    store_i64(keys + at * 8, key + j)
+
+    def read(args: int) -> None:
+        tasks, queries = load_i64(args + TASKS), load_i64(args + QUERIES)
+        dim, k, groups = load_i64(args + HEAD_DIM), load_i64(args + TOP_COUNT), load_i64(args + GROUPS)
+        received, offset = load_i64(args + RECEIVED), load_i64(args + ROW_OFFSET)
+        line = load_i64(args + KEY_BLOCKS) * block_k  # floats of one group's column sums
+        query_blocks = (queries + block_q - 1) // block_q
+
+        slot = take_ticket(args + NEXT_SLOT)
+        packed = load_i64(args + SCRATCH) + slot * load_i64(args + SCRATCH_BYTES)
+        grid = packed + block_q * dim * 4
+        stats = grid + block_q * block_k * 4
+
+        while True:
+            task = take_ticket(args + NEXT_TASK)
+            if task >= tasks:
+                break
+            plane, group = task // groups, task % groups
+            for query_block in range(group, query_blocks, groups):
+                start = query_block * block_q
+                rows = min(block_q, queries - start)
+                padded = (rows + mr - 1) // mr * mr
+                low, high, whole_low, whole_high = ranges(args, plane, start, rows)
+                pack_query(args, plane, start, rows, padded, packed)
+                for r in range(rows):
+                    for c in range(2 * lanes):
+                        store_f32(stats + (r * 4 * lanes + c) * 4, ZERO)
+                    for c in range(lanes):
+                        store_f32(stats + (r * 4 * lanes + 2 * lanes + c) * 4, ZERO)
+                        store_f32(stats + (r * 4 * lanes + 3 * lanes + c) * 4, NEG_INF)
+                lse = load_i64(load_i64(args + LSE_TABLE) + 8 * plane) + start * 8
+                best, best_keys = 0, 0
+                if k > 0:
+                    best = load_i64(load_i64(args + TOP_SCORES_TABLE) + 8 * plane) + start * k * 4
+                    best_keys = load_i64(load_i64(args + TOP_KEYS_TABLE) + 8 * plane) + start * k * 8
+                block = low // block_k
+                while block * block_k < high:
+                    key = block * block_k
+                    step = score_block(args, plane, start, rows, padded, packed, block, whole_low, whole_high, grid)
+                    for r in range(rows):
+                        row = grid + r * block_k * 4
+                        if k > 0:
+                            keep_best(row, step, key, best + r * k * 4, best_keys + r * k * 8, k)
+                        own = numba.float32(offset + start + r - key)
+                        # In two parts: rounded to float32 alone, the lse would cost every weight its last digits.
+                        exact = load_f64(lse + r * 8)
+                        whole = numba.float32(exact)
+                        rest = numba.float32(exact - numba.float64(whole)) if exact != -math.inf else ZERO
+                        read_row(row, step, whole, rest, own, stats + r * 4 * lanes * 4)
+                    if received != 0:
+                        out = received + ((plane * groups + group) * line + key) * 4
+                        for c in range(0, step, 4 * lanes):
+                            add_columns(grid + c * 4, rows, out + c * 4)
+                    block += 1
+                out = load_i64(load_i64(args + STATS_TABLE) + 8 * plane) + start * 16
+                for r in range(rows):
+                    here = stats + r * 4 * lanes * 4
+                    store_f32(out + r * 16, fold_total(here))
+                    store_f32(out + r * 16 + 4, fold_total(here + lanes * 4))
+                    store_f32(out + r * 16 + 8, fold_largest(here + 2 * lanes * 4))
+                    store_f32(out + r * 16 + 12, fold_largest(here + 3 * lanes * 4))
+
+    return read

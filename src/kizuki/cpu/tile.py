@@ -1,0 +1,297 @@
+"""The inner bodies of attention, emitted for one target: scores, softmax of a row, mixing of values.
+
+Operands are packed so that every offset in the inner loops is a constant:
+    queries          [block_q][head_dim]        scaled
+    right of both    [steps][nr]                a panel of nr keys (scores) or of nr value columns (mix)
+    scores           [block_q][block_k]         one row a query
+    accumulator      [panels][block_q][nr]      value columns in panels of nr
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from .simd import F32, I64, LOWEST, NEG_INF, Emit
+from .target import Target
+
+
+class Bodies(NamedTuple):
+    """The emitted intrinsics, callable from Numba code."""
+
+    scores: Any
+    mix: Any
+    row_max: Any
+    raise_row: Any
+    fold_total: Any
+    scale_vector: Any
+    scale_row: Any
+    finish_row: Any
+    any_above: Any
+    read_row: Any
+    fold_largest: Any
+    add_columns: Any
+
+
+def _multiply(
+    e: Emit, t: Target, rows: list[ir.Value], right: ir.Value, steps: ir.Value, sums: list[ir.Value]
+) -> list[ir.Value]:
+    """sums[r, v] += Σ_k rows[r][k] · right[k·nr + v·lanes]."""
+
+    def body(k: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+        c = e.at(right, e.b.mul(k, ir.Constant(I64, t.nr)))
+        columns = [e.load(c, v * t.lanes) for v in range(t.nv)]
+        new = []
+        for r in range(t.mr):
+            x = e.broadcast(rows[r], k)
+            new += [e.fma(x, columns[v], acc[r * t.nv + v]) for v in range(t.nv)]
+        return new
+
+    return e.loop(steps, 1, sums, body)
+
+
+def emit(t: Target) -> Bodies:
+    """Write the bodies for a target."""
+
+    @intrinsic
+    def scores(typingctx: Any, left: Any, right: Any, steps: Any, out: Any) -> Any:
+        """out[mr, nr] = left[mr, steps] · right[steps, nr], rows of `left` steps apart, of `out` block_k apart."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            left, right, out = e.pointer(args[0]), e.pointer(args[1]), e.pointer(args[3])
+            rows = [e.at(left, builder.mul(args[2], ir.Constant(I64, r))) for r in range(t.mr)]
+            sums = _multiply(e, t, rows, right, args[2], [e.const(0.0)] * (t.mr * t.nv))
+            for r in range(t.mr):
+                for v in range(t.nv):
+                    e.store(sums[r * t.nv + v], out, r * t.block_k + v * t.lanes)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), codegen
+
+    @intrinsic
+    def mix(typingctx: Any, left: Any, right: Any, steps: Any, out: Any) -> Any:
+        """out[mr, nr] += left[mr, steps] · right[steps, nr], rows of `left` block_k apart, of `out` nr apart."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            left, right, out = e.pointer(args[0]), e.pointer(args[1]), e.pointer(args[3])
+            places = [(r * t.nv + v, r * t.nr + v * t.lanes) for r in range(t.mr) for v in range(t.nv)]
+            rows = [e.at(left, r * t.block_k) for r in range(t.mr)]
+            sums = _multiply(e, t, rows, right, args[2], [e.load(out, at) for _, at in places])
+            for n, at in places:
+                e.store(sums[n], out, at)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), codegen
+
+    @intrinsic
+    def row_max(typingctx: Any, row: Any, width: Any, running_max: Any) -> Any:
+        """max(running_max, row), NaN passed over. width is a multiple of 4 vectors."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            b, pointer = builder, e.pointer(args[0])
+
+            def peak(i: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                here = e.at(pointer, i)
+                return [e.larger(a, e.load(here, n * t.lanes)) for n, a in enumerate(acc)]
+
+            # Starting from the running maximum, a row that does not exceed it (most rows, after the first
+            # key blocks) needs no fold over the lanes: one comparison and a branch that is predicted.
+            old = e.splat(args[2])
+            tops = e.loop(args[1], 4 * t.lanes, [old] * 4, peak)
+            top = e.larger(e.larger(tops[0], tops[1]), e.larger(tops[2], tops[3]))
+            above = b.fcmp_ordered(">", top, old)
+            some = b.icmp_unsigned("!=", b.bitcast(above, ir.IntType(t.lanes)), ir.Constant(ir.IntType(t.lanes), 0))
+            before = b.block
+            with b.if_then(some, likely=False):
+                best = e.fold(top, e.larger)
+                inside = b.block
+            result = b.phi(best.type)
+            result.add_incoming(args[2], before)
+            result.add_incoming(best, inside)
+            return result
+
+        return types.float32(types.int64, types.int64, types.float32), codegen
+
+    @intrinsic
+    def raise_row(typingctx: Any, row: Any, width: Any, running_max: Any, totals: Any) -> Any:
+        """row ← exp(row − running_max) in place, and its sum added to the one vector at `totals`."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            b, pointer, totals = builder, e.pointer(args[0]), e.pointer(args[3])
+            # An empty row so far: subtract 0 instead of −inf, whose difference would be NaN.
+            none = b.fcmp_ordered("==", args[2], ir.Constant(F32, NEG_INF))
+            shift = e.splat(b.select(none, ir.Constant(F32, 0.0), args[2]))
+
+            def body(i: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                here, new = e.at(pointer, i), []
+                for n, a in enumerate(acc):
+                    y = e.exp(b.fsub(e.load(here, n * t.lanes), shift))
+                    e.store(y, here, n * t.lanes)
+                    new.append(b.fadd(a, y))
+                return new
+
+            sums = e.loop(args[1], 4 * t.lanes, [e.const(0.0)] * 4, body)
+            total = b.fadd(b.fadd(sums[0], sums[1]), b.fadd(sums[2], sums[3]))
+            e.store(b.fadd(e.load(totals), total), totals)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.float32, types.int64), codegen
+
+    @intrinsic
+    def fold_total(typingctx: Any, totals: Any) -> Any:
+        """The sum of one vector, lanes always in the same order."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            return e.fold(e.load(e.pointer(args[0])), builder.fadd)
+
+        return types.float32(types.int64), codegen
+
+    @intrinsic
+    def scale_vector(typingctx: Any, place: Any, factor: Any) -> Any:
+        """Multiply one vector in memory by `factor`."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            place = e.pointer(args[0])
+            e.store(builder.fmul(e.load(place), e.splat(args[1])), place)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.float32), codegen
+
+    @intrinsic
+    def scale_row(typingctx: Any, row: Any, panels: Any, panel_bytes: Any, factor: Any) -> Any:
+        """Multiply one row of the accumulator, nr floats in each panel, by `factor`."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            factor = e.splat(args[3])
+
+            def body(p: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+                here = e.pointer(builder.add(args[0], builder.mul(p, args[2])))
+                for v in range(t.nv):
+                    e.store(builder.fmul(e.load(here, v * t.lanes), factor), here, v * t.lanes)
+                return []
+
+            e.loop(args[1], 1, [], body)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64, types.float32), codegen
+
+    @intrinsic
+    def finish_row(typingctx: Any, source: Any, out: Any, factor: Any) -> Any:
+        """out[nr] = source[nr] · factor, for one whole panel."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            source, out, factor = e.pointer(args[0]), e.pointer(args[1]), e.splat(args[2])
+            for v in range(t.nv):
+                e.store(builder.fmul(e.load(source, v * t.lanes), factor), out, v * t.lanes)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.float32), codegen
+
+    @intrinsic
+    def any_above(typingctx: Any, row: Any, threshold: Any) -> Any:
+        """Whether one of the next 4 vectors of a row is above `threshold`."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            b, pointer = builder, e.pointer(args[0])
+            bar = e.splat(args[1])
+            found = [b.fcmp_ordered(">", e.load(pointer, n * t.lanes), bar) for n in range(4)]
+            some = b.or_(b.or_(found[0], found[1]), b.or_(found[2], found[3]))
+            bits = ir.IntType(t.lanes)
+            return b.zext(b.icmp_unsigned("!=", b.bitcast(some, bits), ir.Constant(bits, 0)), I64)
+
+        return types.int64(types.int64, types.float32), codegen
+
+    @intrinsic
+    def read_row(typingctx: Any, row: Any, width: Any, lse: Any, rest: Any, own: Any, stats: Any) -> Any:
+        """row ← exp((row − lse) − rest) in place; and into the four vectors at `stats`, lane by lane:
+
+        Σ −a·ln a, Σ a·|own − j| with j counted from this block's first key, the largest a, the largest score.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            b, pointer, stats = builder, e.pointer(args[0]), e.pointer(args[5])
+            none = b.fcmp_ordered("==", args[2], ir.Constant(F32, NEG_INF))
+            shift = e.splat(b.select(none, ir.Constant(F32, 0.0), args[2]))
+            lanes = ir.Constant(e.vec, [float(c) for c in range(t.lanes)])
+            rest = e.splat(args[3])
+            ahead = b.fsub(e.splat(args[4]), lanes)
+
+            def body(i: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                here = e.at(pointer, i)
+                entropy, distance, peak, top, ahead = acc
+                for n in range(4):
+                    s = e.load(here, n * t.lanes)
+                    x = b.fsub(b.fsub(s, shift), rest)
+                    y = e.exp(x)
+                    e.store(y, here, n * t.lanes)
+                    # A weight of 0 has no surprise: 0 · −∞ would be NaN.
+                    surprise = b.select(b.fcmp_ordered("<", x, e.const(LOWEST)), e.const(0.0), b.fneg(x))
+                    entropy = e.fma(y, surprise, entropy)
+                    distance = e.fma(y, e.call("fabs", ahead), distance)
+                    peak, top = e.larger(peak, y), e.larger(top, s)
+                    ahead = b.fsub(ahead, e.const(float(t.lanes)))
+                return [entropy, distance, peak, top, ahead]
+
+            start = [e.load(stats, n * t.lanes) for n in range(4)]
+            done = e.loop(args[1], 4 * t.lanes, [*start, ahead], body)
+            for n in range(4):
+                e.store(done[n], stats, n * t.lanes)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, *[types.float32] * 3, types.int64), codegen
+
+    @intrinsic
+    def fold_largest(typingctx: Any, place: Any) -> Any:
+        """The largest lane of one vector in memory."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            return e.fold(e.load(e.pointer(args[0])), e.larger)
+
+        return types.float32(types.int64), codegen
+
+    @intrinsic
+    def add_columns(typingctx: Any, grid: Any, rows: Any, out: Any) -> Any:
+        """out[4 vectors] += the sum of `rows` rows of the grid, block_k floats apart."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t.lanes)
+            grid, out = e.pointer(args[0]), e.pointer(args[2])
+
+            def body(r: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                here = e.at(grid, builder.mul(r, ir.Constant(I64, t.block_k)))
+                return [builder.fadd(a, e.load(here, n * t.lanes)) for n, a in enumerate(acc)]
+
+            for n, total in enumerate(e.loop(args[1], 1, [e.const(0.0)] * 4, body)):
+                e.store(builder.fadd(e.load(out, n * t.lanes), total), out, n * t.lanes)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), codegen
+
+    return Bodies(
+        scores,
+        mix,
+        row_max,
+        raise_row,
+        fold_total,
+        scale_vector,
+        scale_row,
+        finish_row,
+        any_above,
+        read_row,
+        fold_largest,
+        add_columns,
+    )

@@ -1,0 +1,7 @@
+"""The explorer: a real run's attention as one self-contained page."""
+
+from __future__ import annotations
+
+from .export import PageError, check_writable, write_page
+
+__all__ = ["PageError", "check_writable", "write_page"]

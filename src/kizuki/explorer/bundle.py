@@ -1,0 +1,48 @@
+"""The front end as text: the ES modules of static/ joined into one script each for the page and its worker.
+
+No build step and no tool: modules import from each other with `import { a, b } from "./x.js"`, on one or
+more lines, and export declarations. Each becomes a function scope that returns its exports.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+
+IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";\n", re.MULTILINE)
+EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+
+
+def read(name: str) -> str:
+    """A file of static/."""
+    return files(__package__).joinpath("static", name).read_text(encoding="utf-8")
+
+
+@cache
+def script(entry: str) -> str:
+    """`entry` and everything it imports, as one classic script."""
+    order: list[str] = []
+    _visit(entry, order, ())
+    return '"use strict";\n(() => {\n' + "\n".join(_scope(name) for name in order) + "\n})();\n"
+
+
+def _visit(name: str, order: list[str], above: tuple[str, ...]) -> None:
+    if name in above:
+        raise ImportError(f"static/{name}: imports itself through {' -> '.join(above)}")
+    if name in order:
+        return
+    for match in IMPORT.finditer(read(name)):
+        _visit(match[2], order, (*above, name))
+    order.append(name)
+
+
+def _scope(name: str) -> str:
+    source = read(name)
+    exports = EXPORT.findall(source)
+    body = EXPORT.sub("", IMPORT.sub(lambda m: f"const {{{m[1]}}} = {_variable(m[2])};\n", source))
+    return f"const {_variable(name)} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();"
+
+
+def _variable(name: str) -> str:
+    return f"module_{name.removesuffix('.js')}"

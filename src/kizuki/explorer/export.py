@@ -1,0 +1,268 @@
+"""Writing the page: one self-contained HTML file, streamed to disk, complete or not there at all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import bundle, page
+from .budget import BudgetError, LayerSize, Plan, plan
+from .page import Layer, PageError
+
+if TYPE_CHECKING:
+    from kizuki import AttentionMatrix
+    from kizuki.models import Run
+
+Progress = Callable[[str, int, int], None]
+
+__all__ = ["BudgetError", "PageError", "check_writable", "write_page"]
+
+
+def check_writable(path: str | os.PathLike[str]) -> Path:
+    """The path, if a page can be written there; else `PageError`, one line, before any work is done."""
+    target = Path(path)
+    if target.is_dir():
+        raise PageError(f"{target}: is a folder; name a file in it, such as {target / 'page.html'}")
+    if not target.parent.is_dir():
+        raise PageError(f"{target}: there is no folder {target.parent}; make it first")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PageError(f"{target}: the file may not be written; choose another name")
+    probe = _part(target)
+    try:
+        probe.open("xb").close()
+        probe.unlink()
+    except OSError as error:
+        raise PageError(f"{target}: cannot be written ({error.strerror}); choose another folder") from None
+    return target
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.part")
+
+
+def write_page(
+    path: str | os.PathLike[str],
+    run: Run,
+    *,
+    limit_mb: float = 100.0,
+    first: Sequence[int] = (),
+    progress: Progress | None = None,
+) -> Path:
+    """Write everything a run's heads read as one HTML file that needs no network and no server.
+
+    The page holds q, k (float32, as recorded) and L of every layer that fits, and computes any weight
+    a_ij = exp(scale · q_i·k_j − L_i) from them; of the others it holds row statistics, the weight each
+    key received, a pooled picture and the largest weights of each row, and says what is left out.
+
+    Args:
+        path: where to; written beside it and moved there when complete.
+        run: what `kizuki.models.run` returns, of one text.
+        limit_mb: the file's size, in MB of 10⁶ bytes, that decides how many layers are there in full.
+        first: layers to hold in full before others; the rest are evenly spaced, first and last among them.
+        progress: called as `progress(stage, done, total)`.
+
+    Returns:
+        The path.
+
+    Raises:
+        PageError: the run is not one text, or the path cannot be written.
+        BudgetError: not even the smallest page fits the limit. Both are ValueErrors of one line.
+
+    Time: about nine passes over Q Kᵀ of every layer. Memory: the readings (at most the file's size) and one
+    layer's arrays; nothing of queries × keys.
+
+    Example:
+        >>> write_page("page.html", run)                                      # doctest: +SKIP
+        PosixPath('page.html')
+    """
+    target = check_writable(path)
+    if not limit_mb > 0:
+        raise PageError(f"limit_mb is {limit_mb} but must be above 0, in MB of the file")
+    report = progress or (lambda stage, done, total: None)
+    matrices = dict(_matrices(run))
+    count = len(run.tokens.ids)
+    sizes = [page.size_of(layer, matrix, count) for layer, matrix in matrices.items()]
+    _check_alike(sizes)
+    meta: dict[str, Any] = {
+        "version": 1,
+        "model": run.recording.model_name,
+        "has_head": run.predictions is not None,
+        "queries": count,
+        "keys": count,
+        "tokens": page.tokens_of(run),
+        "predictions": page.predictions_of(run),
+        "heads": list(run.recording.heads or range(sizes[0].heads)),
+        "kv_of": [slot * sizes[0].kv_heads // sizes[0].heads for slot in range(sizes[0].heads)],
+        "limit_mb": limit_mb,
+        "provenance": list(page.provenance(run, next(iter(matrices.values())))),
+    }
+    head_text = _head()
+    fixed = len(head_text.encode()) + len(_json(meta)) + 250 * len(sizes) + 90 * sum(size.heads for size in sizes)
+    chosen = plan(sizes, round(limit_mb * 1e6), fixed, first)
+
+    layers = []
+    for done, (layer, matrix) in enumerate(matrices.items()):
+        report("reading heads", done, len(matrices))
+        layers.append(page.read_layer(layer, matrix, chosen))
+    report("reading heads", len(matrices), len(matrices))
+    _complete(meta, layers, chosen, sizes)
+
+    part = _part(target)
+    try:
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            _write(file, head_text, meta, layers, matrices, chosen, report)
+        os.replace(part, target)
+    except OSError as error:
+        raise PageError(f"{target}: cannot be written ({error.strerror}); free some space or choose another folder") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def _matrices(run: Run) -> Iterator[tuple[int, AttentionMatrix]]:
+    for layer in run.recording.layers:
+        yield layer, run.recording[layer]
+
+
+def _check_alike(sizes: Sequence[LayerSize]) -> None:
+    if not sizes:
+        raise PageError("run: its recording holds no layer; record at least one")
+    for size in sizes[1:]:
+        if (size.heads, size.kv_heads) != (sizes[0].heads, sizes[0].kv_heads):
+            raise PageError(
+                f"run: layer {size.layer} has {size.heads} heads on {size.kv_heads} but layer {sizes[0].layer} has "
+                f"{sizes[0].heads} on {sizes[0].kv_heads}; look at layers that are alike (--layers)"
+            )
+
+
+def _complete(meta: dict[str, Any], layers: Sequence[Layer], chosen: Plan, sizes: Sequence[LayerSize]) -> None:
+    """Add to `meta` what is known after the readings: means, ranges, what is there in full."""
+    ranges = list(dict.fromkeys(layer.ranges for layer in layers if layer.ranges is not None))
+    meta["layers"] = [
+        {
+            "layer": layer.layer,
+            "full": layer.layer in chosen.full,
+            "reason": layer.reason,
+            "ranges": None if layer.ranges is None else ranges.index(layer.ranges),
+            "dim": layer.dim,
+            "scale": layer.scale,
+            "softcap": layer.softcap,
+            "sinks": layer.sinks,
+        }
+        for layer in layers
+    ]
+    meta["ranges"] = len(ranges)
+    meta["rows"] = list(chosen.rows)
+    meta["top"] = min(chosen.top, sizes[0].keys) if len(chosen.full) < len(layers) else 0
+    meta["top_kind"] = "u2" if sizes[0].keys < 65535 else "i4"
+    picture = layers[0].picture
+    assert picture is not None  # every layer that was read has one
+    meta["picture"] = {"rows": picture.shape[1], "cols": picture.shape[2]}
+    meta["means"] = {
+        name: [[None if mean is None else float(f"{mean:.9g}") for mean in layer.means[name]] for layer in layers]
+        for name in page.MEANS
+    }
+    bounds = [page.bound_of(layer, sizes[0].queries, sizes[0].keys) for layer in layers]
+    meta["bound"] = max(bounds)
+    meta["start"] = _start(layers, chosen, meta["heads"], sizes[0].queries)
+
+
+def _start(layers: Sequence[Layer], chosen: Plan, heads: Sequence[int], queries: int) -> dict[str, int]:
+    """Where the page opens: of the middle layer that is there in full, the head that reads the first key least."""
+    candidates = [layer for layer in layers if layer.layer in chosen.full] or list(layers)
+    middle = candidates[len(candidates) // 2]
+    sink = [1.0 if mean is None else mean for mean in middle.means["first_key"]]
+    return {"layer": middle.layer, "head": heads[sink.index(min(sink))], "query": min(queries - 1, 40), "key": 0}
+
+
+def _write(
+    file: TextIO,
+    head_text: str,
+    meta: dict[str, Any],
+    layers: Sequence[Layer],
+    matrices: dict[int, AttentionMatrix],
+    chosen: Plan,
+    report: Progress,
+) -> None:
+    before, after = head_text.split("KIZUKI_META", 1)
+    file.write(before)
+    file.write(_json(meta))
+    file.write(after)
+    # The page already runs from here on; what follows is read by the browser while people look at it.
+    for number, ranges in enumerate(dict.fromkeys(layer.ranges for layer in layers if layer.ranges is not None)):
+        _block(file, f"ranges-{number}", np.frombuffer(ranges, "<i4"))
+    for layer in layers:
+        _light_blocks(file, layer, meta)
+    for done, layer in enumerate(layers):
+        report("writing the page", done, len(layers))
+        if layer.layer in chosen.full:
+            _full_blocks(file, layer, matrices[layer.layer], meta["heads"])
+    report("writing the page", len(layers), len(layers))
+    file.write('<script type="text/plain" id="kz-end"></script>\n</body>\n</html>\n')
+
+
+def _light_blocks(file: TextIO, layer: Layer, meta: dict[str, Any]) -> None:
+    for name, values in (*layer.rows.items(), ("received", layer.received), ("picture", layer.picture)):
+        assert values is not None  # read_layer fills both
+        _block(file, f"{name}-{layer.layer}", values.astype("<f4", copy=False))
+    if layer.top is not None:
+        weights, keys = layer.top
+        _block(file, f"topw-{layer.layer}", weights.astype("<f4", copy=False))
+        kind = {"u2": "<u2", "i4": "<i4"}[meta["top_kind"]]
+        _block(file, f"topk-{layer.layer}", np.where(keys < 0, 65535 if kind == "<u2" else -1, keys).astype(kind))
+
+
+def _full_blocks(file: TextIO, layer: Layer, matrix: AttentionMatrix, heads: Sequence[int]) -> None:
+    assert layer.lse is not None  # read_layer fills it
+    _block(file, f"lse-{layer.layer}", layer.lse.astype("<f4", copy=False))
+    for slot in range(matrix.shape[1]):
+        _block(file, f"q-{layer.layer}-{heads[slot]}", page.exact(matrix.query[0, slot]))
+    for slot in range(matrix.problem.kv_heads):
+        _block(file, f"k-{layer.layer}-{slot}", page.exact(matrix.key[0, slot]))
+
+
+def _block(file: TextIO, name: str, array: NDArray[Any]) -> None:
+    """One inert element of base64; the browser keeps it as text until the page asks for it."""
+    file.write(f'<script type="text/plain" id="kz-{name}">')
+    file.write(base64.b64encode(np.ascontiguousarray(array).data).decode("ascii"))
+    file.write("</script>\n")
+
+
+def _json(meta: dict[str, Any]) -> str:
+    r"""JSON in ASCII that no HTML parser can see markup in: `<`, `>`, `&` and `/` never appear as themselves."""
+    text = json.dumps(meta, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    # They occur inside strings only, where these escapes mean the same.
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").replace("/", "\\/")
+
+
+def _head() -> str:
+    """The page up to its data, with KIZUKI_META where the JSON goes."""
+    script, style = bundle.script("main.js"), bundle.read("page.css")
+    worker = bundle.script("worker.js")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}' 'unsafe-hashes'; "
+        "worker-src blob:; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">\n<title>kizuki</title>\n'
+        f"<style>{style}</style>\n</head>\n<body>\n{bundle.read('page.html')}"
+        '<script type="application/json" id="kz-meta">KIZUKI_META</script>\n'
+        f'<script type="text/plain" id="kz-worker">{worker}</script>\n'
+        f"<script>{script}</script>\n"
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+

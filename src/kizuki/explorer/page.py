@@ -1,0 +1,266 @@
+"""What a page is made of: a run's readings, layer by layer, and the words about where they came from.
+
+Everything comes from `recording[layer]`, an `AttentionMatrix` of one text. Readings are streamed; no
+array here grows as queries × keys.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .budget import LayerSize, Plan
+
+if TYPE_CHECKING:
+    from kizuki import AttentionMatrix
+    from kizuki.models import Run
+
+Progress = Callable[[str, int, int], None]
+Floats = NDArray[np.float32]
+
+MEANS = ("entropy", "effective", "max", "distance", "other_distance", "first_key", "previous")
+
+
+class PageError(ValueError):
+    """A page cannot be made of this run, or cannot be written there; the message is one line."""
+
+
+@dataclass
+class Layer:
+    """One layer's readings, heads first."""
+
+    layer: int
+    reason: dict[str, str] | None  # why the page cannot recompute it, by language; None where it can
+    ranges: bytes | None  # first and stop of every query, int32, one after the other
+    dim: int
+    scale: float
+    softcap: float | None
+    sinks: list[float] | None
+    rows: dict[str, Floats] = field(default_factory=dict)  # [heads, queries]
+    received: Floats | None = None  # [heads, keys]
+    picture: Floats | None = None  # [heads, rows, cols]
+    top: tuple[Floats, NDArray[np.int64]] | None = None  # weights, keys, [heads, queries, k]
+    lse: Floats | None = None  # [heads, queries]
+    means: dict[str, list[float | None]] = field(default_factory=dict)
+
+
+def why_not_drawn(matrix: AttentionMatrix) -> dict[str, str] | None:
+    """Why the page cannot recompute this matrix from q, k and L; None where it can."""
+    problem = matrix.problem
+    if problem.bias is not None:
+        return {"en": "a bias is added to its scores", "ja": "スコアにバイアスが加えられているため"}
+    if matrix.dtype is torch.float64:
+        return {"en": "it was recorded in float64, and the page holds float32", "ja": "float64 で記録されており、ページは float32 を扱うため"}
+    if matrix.visible_range() is None:
+        return {
+            "en": "its mask is not one range of keys for each query",
+            "ja": "マスクが、クエリごとに連続したキーの範囲ではないため",
+        }
+    return None
+
+
+def size_of(layer: int, matrix: AttentionMatrix, tokens: int) -> LayerSize:
+    """The lengths of a layer; raises `PageError` unless it is one text, read in one pass."""
+    if len(matrix.shape) != 4 or matrix.shape[0] != 1:
+        raise PageError(f"run: layer {layer} holds {list(matrix.shape)}; a page shows one text, [1, heads, queries, keys]")
+    _, heads, queries, keys = matrix.shape
+    if not queries == keys == tokens:
+        raise PageError(f"run: layer {layer} holds {queries} queries and {keys} keys for {tokens} tokens; record one forward pass")
+    drawable = why_not_drawn(matrix) is None
+    return LayerSize(layer, heads, matrix.problem.kv_heads, queries, keys, matrix.problem.head_dim, drawable)
+
+
+def read_layer(layer: int, matrix: AttentionMatrix, plan: Plan) -> Layer:
+    """All readings of one layer that the plan keeps. A few passes over Q Kᵀ; memory of the readings."""
+    from kizuki import attend, masks
+
+    problem = matrix.problem
+    reason = why_not_drawn(matrix)
+    rule = matrix.visible_range()
+    _, heads, queries, keys = matrix.shape
+    result = Layer(
+        layer=layer,
+        reason=reason,
+        ranges=None if rule is None or reason is not None else _ranges(rule, heads, queries),
+        dim=problem.head_dim,
+        scale=matrix.scale,
+        softcap=problem.softcap,
+        sinks=None if problem.sinks is None else [float(s) for s in problem.sinks],
+    )
+    full = layer in plan.full
+    lse = matrix.lse[0]
+    result.lse = _floats(lse)
+    k = 0 if full else min(plan.top, keys)
+    weights, places = matrix.topk(max(1, k))
+    if k > 0:
+        result.top = _floats(weights[0]), places[0].cpu().numpy()
+
+    # The distance without the first key: the same attention with key 0 hidden, so that its weights sum to 1 again.
+    others = masks.keys(torch.arange(keys, device=matrix.device) > 0)
+    rest = attend(
+        matrix.query,
+        matrix.key,
+        mask=others if problem.mask is None else problem.mask & others,
+        bias=problem.bias,
+        scale=matrix.scale,
+        softcap=problem.softcap,
+        backend=matrix.plan().backend,
+    )
+    alone = rest.lse[0] == -math.inf
+    statistics = {
+        "entropy": matrix.entropy()[0],
+        "max": weights[0, :, :, 0],
+        "distance": matrix.distance()[0],
+        "other_distance": rest.distance()[0].masked_fill(alone, math.nan),
+        "first_key": matrix[0, :, :, 0] if reason else _near(matrix, lse, None),
+        "previous": _previous(matrix) if reason else _near(matrix, lse, -1),
+    }
+    for name, values in statistics.items():
+        if full or name in plan.rows:
+            result.rows[name] = _floats(values)
+        result.means[name] = _means(values)
+    result.means["effective"] = _means(statistics["entropy"].exp())
+    result.received = _floats(matrix.received()[0])
+    result.picture = _floats(matrix.pool(min(plan.side, queries), min(plan.side, keys))[0])
+    return result
+
+
+def _floats(values: torch.Tensor) -> Floats:
+    array: Floats = values.to(torch.float32).cpu().numpy()
+    return np.ascontiguousarray(array)
+
+
+def exact(values: torch.Tensor) -> Floats:
+    """Recorded numbers as little-endian float32; float16 and bfloat16 widen without loss."""
+    array: Floats = values.to(torch.float32).cpu().contiguous().numpy().astype("<f4", copy=False)
+    return array
+
+
+def _means(values: torch.Tensor) -> list[float | None]:
+    """Mean over the queries where it is defined, for each head; None where it is nowhere."""
+    return [None if math.isnan(mean) else mean for mean in values.to(torch.float64).nanmean(-1).tolist()]
+
+
+def _ranges(rule: tuple[torch.Tensor, torch.Tensor], heads: int, queries: int) -> bytes:
+    """The visible ranges as bytes; every rule that transformers has is the same for all heads."""
+    first, stop = (end.expand(1, heads, queries)[0] for end in rule)
+    if not (bool((first == first[:1]).all()) and bool((stop == stop[:1]).all())):
+        raise PageError("run: the mask differs from head to head; the page holds one mask a layer")
+    both = torch.stack((first[0], stop[0])).to(torch.int32).cpu().numpy()
+    return both.astype("<i4").tobytes()
+
+
+def _near(matrix: AttentionMatrix, lse: torch.Tensor, step: int | None) -> torch.Tensor:
+    """Weight of every query on the first key (`step` None) or on its neighbour, [heads, queries], from q, k and L.
+
+    One product a query. Not defined (NaN) where there is no such key, 0 where it is not visible.
+    """
+    problem = matrix.problem
+    query = matrix.query[0].to(torch.float32)  # [heads, queries, head_dim]
+    key = matrix.key[0].to(torch.float32).repeat_interleave(problem.heads // problem.kv_heads, 0)
+    rule = matrix.visible_range()
+    assert rule is not None  # told by the caller: the layer is drawable
+    own = torch.arange(problem.queries, device=matrix.device)  # as many keys as queries: size_of saw to it
+    place = torch.zeros_like(own) if step is None else own + step
+    there = (place >= 0) & (place < problem.keys)
+    place = place.clamp(0, problem.keys - 1)
+    score = matrix.scale * (query * key[:, place]).sum(-1)
+    if problem.softcap is not None:
+        score = problem.softcap * torch.tanh(score / problem.softcap)
+    seen = (place >= rule[0][0]) & (place < rule[1][0])
+    weight = torch.where(seen, torch.exp(score - lse), 0.0)
+    return torch.where(there, weight, math.nan)
+
+
+def _previous(matrix: AttentionMatrix) -> torch.Tensor:
+    """The same, for a matrix that only its own indexing can read."""
+    count = matrix.shape[-2]
+    own = torch.arange(1, count, device=matrix.device)
+    weight = matrix[0, :, own, own - 1]
+    return torch.cat((weight.new_full((weight.shape[0], 1), math.nan), weight), -1)
+
+
+def bound_of(layer: Layer, queries: int, keys: int) -> float:
+    """The mean of ln(visible keys) over the queries: what the mean entropy of a head cannot exceed."""
+    if layer.ranges is None:
+        return math.log(keys)
+    first, stop = np.frombuffer(layer.ranges, "<i4").reshape(2, queries)
+    return float(np.log(np.maximum(stop - first, 1)).mean())
+
+
+def tokens_of(run: Run) -> dict[str, Any]:
+    """Tokens as the page shows them: each character of the text once, whatever pieces it was cut into."""
+    tokens = run.tokens
+    texts, gaps, chips = [], [], []
+    covered = 0
+    for i, (start, stop) in enumerate(tokens.offsets):
+        shared = not tokens.special[i] and (
+            start < covered or (i + 1 < len(tokens.offsets) and not tokens.special[i + 1] and tokens.offsets[i + 1][0] < stop)
+        )
+        gaps.append(tokens.text[covered:start] if start > covered else "")
+        texts.append(tokens.text[max(start, covered) : stop])
+        chips.append(bool(tokens.special[i] or shared))
+        covered = max(covered, stop)
+    return {
+        "ids": list(tokens.ids),
+        "labels": list(tokens.labels),
+        "texts": texts,
+        "gaps": gaps,
+        "chips": chips,
+        "tail": tokens.text[covered:],
+    }
+
+
+def predictions_of(run: Run) -> dict[str, Any] | None:
+    """Next tokens with each name once: names, ids, and for every token its choices and their probabilities."""
+    if run.predictions is None:
+        return None
+    number: dict[int, int] = {}
+    names, choices, probabilities = [], [], []
+    for position in run.predictions:
+        line = []
+        for token, label, _ in position:
+            if token not in number:
+                number[token] = len(names)
+                names.append(label)
+            line.append(number[token])
+        choices.append(line)
+        probabilities.append([float(f"{p:.7g}") for _, _, p in position])
+    return {"names": names, "ids": list(number), "choices": choices, "probabilities": probabilities}
+
+
+def provenance(run: Run, matrix: AttentionMatrix) -> Iterator[dict[str, str]]:
+    """How the run was made, in both languages."""
+
+    def fact(en: str, ja: str, value: object) -> dict[str, str]:
+        return {"en": en, "ja": ja, "value": str(value)}
+
+    recording = run.recording
+    _, heads, queries, _ = matrix.shape
+    rules = list(dict.fromkeys(recording.rule(layer) for layer in recording.layers))
+    yield fact("Model", "モデル", recording.model_name)
+    yield fact("Tokens", "トークン数", queries)
+    yield fact("Layers recorded", "記録した層", ", ".join(map(str, recording.layers)))
+    yield fact("Heads, key heads", "ヘッド数、キーのヘッド数", f"{heads}, {matrix.problem.kv_heads}")
+    yield fact("Mask rule", "マスクの規則", "; ".join(rules))
+    yield fact("Recorded as", "記録の型", f"{str(matrix.dtype).removeprefix('torch.')}, {matrix.device}")
+    yield fact("Scale", "scale", f"{matrix.scale:.9g}")
+    yield fact("Readings by", "読み取り", matrix.plan())
+    versions = " · ".join(f"{name} {metadata.version(name)}" for name in ("kizuki", "torch", "transformers", "numpy") if _installed(name))
+    yield fact("Versions", "バージョン", f"{versions} · Python {platform.python_version()}")
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

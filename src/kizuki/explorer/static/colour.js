@@ -1,0 +1,59 @@
+// One sequential colour map, generated from a formula in OKLCH: lightness falls (light theme) or
+// rises (dark theme) steadily with the value, so it reads the same to colour-blind eyes and in grey.
+
+const STEPS = 256;
+
+function oklchToRgb(lightness, chroma, hueDegrees) {
+  const hue = (hueDegrees * Math.PI) / 180;
+  const a = chroma * Math.cos(hue);
+  const b = chroma * Math.sin(hue);
+  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  const linear = [
+    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+  ];
+  return linear.map((x) => {
+    const c = Math.min(1, Math.max(0, x));
+    return Math.round(255 * (c <= 0.0031308 ? 12.92 * c : 1.055 * c ** (1 / 2.4) - 0.055));
+  });
+}
+
+/** 256 colours as bytes [r, g, b] * 256; entry 0 is the panel's own background, so nothing is painted there. */
+export function colourTable(dark) {
+  const table = new Uint8Array(STEPS * 3);
+  for (let step = 0; step < STEPS; step += 1) {
+    const t = step / (STEPS - 1);
+    const lightness = dark ? 0.235 + 0.7 * t : 0.985 - 0.7 * t;
+    const chroma = 0.02 + 0.145 * Math.sin(Math.PI * Math.min(1, 0.12 + 0.76 * t));
+    const hue = dark ? 290 - 190 * t : 105 + 175 * t;
+    table.set(oklchToRgb(lightness, chroma * (t === 0 ? 0.2 : 1), hue), 3 * step);
+  }
+  return table;
+}
+
+export function cssColour(table, t) {
+  const step = 3 * Math.round(255 * Math.min(1, Math.max(0, t)));
+  return `rgb(${table[step]},${table[step + 1]},${table[step + 2]})`;
+}
+
+/** Black or white, whichever is easier to read on table colour t. */
+export function inkOn(table, t) {
+  const step = 3 * Math.round(255 * Math.min(1, Math.max(0, t)));
+  const luma = 0.299 * table[step] + 0.587 * table[step + 1] + 0.114 * table[step + 2];
+  return luma > 140 ? "#111" : "#fff";
+}
+
+export const FLOOR = 1e-4; // the smallest weight the logarithmic scale still paints
+export const LINEAR_FLOOR = 1 / 256; // the smallest weight the linear scale can tell from nothing
+
+/** Weight -> 0..1 along the map. The two scales are fixed, so a colour means the same at every step. */
+export function weightScale(kind) {
+  if (kind === "linear") return { kind, floor: LINEAR_FLOOR, at: (w) => (w >= LINEAR_FLOOR ? w : 0), ticks: [0, 0.25, 0.5, 0.75, 1] };
+  const span = -Math.log10(FLOOR);
+  // 0.06: the faintest painted weight is still visible beside "not painted"
+  const at = (w) => (w >= FLOOR ? 0.06 + 0.94 * Math.min(1, 1 + Math.log10(w) / span) : 0);
+  return { kind: "log", floor: FLOOR, at, ticks: [1e-4, 1e-3, 1e-2, 1e-1, 1] };
+}

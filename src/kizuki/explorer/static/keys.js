@@ -1,0 +1,76 @@
+// The keyboard: arrows act on the panel that has the focus, letters anywhere outside an input.
+import { byId } from "./dom.js";
+import { MEASURES } from "./atlas.js";
+
+const PANELS = { 1: "tokens", 2: "atlas", 3: "map" };
+
+export function attachKeys(page) {
+  const { store } = page;
+
+  function inText(key) {
+    const { state } = store;
+    const field = state.direction === "reads" ? "query" : "key";
+    const at = state[field];
+    const last = page.meta.tokens.labels.length - 1;
+    const next = {
+      ArrowLeft: () => at - 1,
+      ArrowRight: () => at + 1,
+      ArrowUp: () => page.text.neighbourLine(at, -1),
+      ArrowDown: () => page.text.neighbourLine(at, 1),
+      Home: () => 0,
+      End: () => last,
+    }[key];
+    if (!next) return false;
+    page.chooseToken(Math.max(0, Math.min(last, next())));
+    return true;
+  }
+
+  function inAtlas(key) {
+    const step = { ArrowLeft: ["layer", -1], ArrowRight: ["layer", 1], ArrowUp: ["head", -1], ArrowDown: ["head", 1] }[key];
+    if (!step) return false;
+    store.step(...step);
+    return true;
+  }
+
+  function inMap(key) {
+    const { query, key: at } = store.state;
+    if (key === "ArrowLeft") store.set({ key: at - 1 });
+    else if (key === "ArrowRight") store.set({ key: at + 1 });
+    else if (key === "ArrowUp") store.set({ query: query - 1 });
+    else if (key === "ArrowDown") store.set({ query: query + 1 });
+    else if (key === "+" || key === "=") page.map.zoom(1.6);
+    else if (key === "-" || key === "−") page.map.zoom(1 / 1.6);
+    else if (key === "0") page.map.fit();
+    else return false;
+    return true;
+  }
+
+  function anywhere(key) {
+    if (key === "[") store.step("layer", -1);
+    else if (key === "]") store.step("layer", 1);
+    else if (key === ",") store.step("head", -1);
+    else if (key === ".") store.step("head", 1);
+    else if (key === "r") store.set({ direction: store.state.direction === "reads" ? "readers" : "reads" });
+    else if (key === "m") store.set({ measure: MEASURES[(MEASURES.indexOf(store.state.measure) + 1) % MEASURES.length] });
+    else if (key === "/") page.search.open();
+    else if (key === "?") page.openHelp();
+    else if (PANELS[key]) byId(PANELS[key]).focus();
+    else return false;
+    return true;
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || byId("help").open) return;
+    const { target } = event;
+    if (target.closest("input, select, textarea")) return;
+    const panel = target.id;
+    const loose = target === document.body;
+    const handled =
+      (panel === "atlas" && inAtlas(event.key)) ||
+      (panel === "map" && inMap(event.key)) ||
+      (panel === "tokens" && inText(event.key)) ||
+      (loose && (event.key === "ArrowLeft" || event.key === "ArrowRight") && inText(event.key)) ||
+      anywhere(event.key);
+    if (handled) event.preventDefault();
+  });
+}

@@ -1,0 +1,358 @@
+// The page: one selection, four panels that follow it. Everything shown is computed from this file's own data.
+import { byId, h, legend, perFrame, say, visibleLabel } from "./dom.js";
+import { FLOOR, colourTable, cssColour, weightScale } from "./colour.js";
+import { translator } from "./words.js";
+import { Store, formatHash, parseHash } from "./store.js";
+import { Data } from "./data.js";
+import { digits, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
+import { TextPanel } from "./text.js";
+import { Atlas, MEASURES } from "./atlas.js";
+import { MatrixMap } from "./map.js";
+import { Pictures } from "./pictures.js";
+import { startEngine } from "./runner.js";
+import { ReadingTable, cellLine, neighbours, showNumbers, showPrediction } from "./tables.js";
+import { Search, commandFor, fillWords, keyList, liveText, showProvenance } from "./chrome.js";
+import { attachKeys } from "./keys.js";
+import { darkNow, rememberChoice, startLanguage } from "./taste.js";
+
+class Page {
+  constructor(meta) {
+    this.meta = meta;
+    this.data = new Data(meta);
+    this.language = startLanguage();
+    this.t = translator(this.language);
+    this.preview = { token: null, head: null };
+    this.turn = 0; // counts refreshes, so that a slow one cannot overwrite a newer one
+    const shape = { layers: meta.layers.map((info) => info.layer), heads: meta.heads, queries: meta.queries, keys: meta.keys };
+    this.store = new Store({ ...meta.start, direction: "reads", measure: "entropy", row: "entropy", pool: "mass", scale: "log", ...parseHash(location.hash) }, shape);
+    this.build();
+    this.store.listen((state, changed) => this.changed(changed));
+    window.addEventListener("hashchange", () => this.store.set(parseHash(location.hash)));
+    this.restyle();
+    this.changed(new Set(["layer", "head", "query", "key"]));
+  }
+
+  build() {
+    const { store } = this;
+    this.refreshSoon = perFrame(() => this.refresh());
+    this.text = new TextPanel(this.meta.tokens, {
+      hover: (token) => this.setPreview({ token }),
+      choose: (token, other) => this.chooseToken(token, other),
+    });
+    this.atlas = new Atlas(this.meta, {
+      hover: (head) => this.setPreview({ head }),
+      choose: (cell) => store.set(cell),
+    });
+    this.engine = startEngine(byId("kz-worker").textContent, (message) => {
+      this.pictures.receive(message);
+      if (message.type === "checked" && message.id === this.pictures.id) this.refreshSoon();
+    });
+    this.pictures = new Pictures((message) => this.engine.send(message), () => this.map.draw());
+    this.map = new MatrixMap(this.meta, this.pictures, {
+      hover: (cell) => this.showCell(cell),
+      choose: (cell) => store.set(cell),
+    });
+    this.table = new ReadingTable();
+    this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.chooseToken(token) }, (...args) => this.t(...args));
+    this.buildControls();
+    attachKeys(this);
+  }
+
+  buildControls() {
+    const { store } = this;
+    byId("layer").replaceChildren(...store.shape.layers.map((n) => h("option", { value: n }, String(n))));
+    byId("head").replaceChildren(...store.shape.heads.map((n) => h("option", { value: n }, String(n))));
+    for (const field of ["layer", "head"]) byId(field).addEventListener("change", (event) => store.set({ [field]: Number(event.target.value) }));
+    for (const field of ["measure", "row"]) byId(field).addEventListener("change", (event) => store.set({ [field]: event.target.value }));
+    for (const button of document.querySelectorAll("[data-set]")) {
+      const [field, value] = button.dataset.set.split(" ");
+      button.addEventListener("click", () => store.set({ [field]: value }));
+    }
+    byId("zoom-in").addEventListener("click", () => this.map.zoom(1.6));
+    byId("zoom-out").addEventListener("click", () => this.map.zoom(1 / 1.6));
+    byId("zoom-fit").addEventListener("click", () => this.map.fit());
+    byId("help-open").addEventListener("click", () => this.openHelp());
+    byId("help-close").addEventListener("click", () => byId("help").close());
+    byId("language").addEventListener("click", () => {
+      this.language = this.language === "en" ? "ja" : "en";
+      this.t = translator(this.language);
+      rememberChoice("language", this.language);
+      this.restyle();
+    });
+    byId("theme").addEventListener("click", () => {
+      document.documentElement.dataset.theme = darkNow() ? "light" : "dark";
+      rememberChoice("theme", document.documentElement.dataset.theme);
+      this.restyle();
+    });
+    window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
+    byId("atlas-twin").addEventListener("toggle", () => this.showAtlasTwin());
+    byId("map-twin").addEventListener("toggle", () => this.showMapTwin());
+    byId("reading-rows").addEventListener("click", (event) => {
+      const row = event.target.closest("tr");
+      if (row) store.set({ [store.state.direction === "reads" ? "key" : "query"]: Number(row.dataset.token) });
+    });
+  }
+
+  // -- what the visitor does -----------------------------------------------------------------------
+
+  setPreview(change) {
+    Object.assign(this.preview, change);
+    this.refreshSoon();
+  }
+
+  chooseToken(token, other = false) {
+    const reads = this.store.state.direction === "reads";
+    this.store.set({ [reads === !other ? "query" : "key"]: token });
+    this.text.reveal(token);
+  }
+
+  openHelp() {
+    byId("help-list").replaceChildren(...keyList(this.t));
+    byId("help").showModal();
+  }
+
+  changed(changed) {
+    clearTimeout(this.hashTimer);
+    this.hashTimer = setTimeout(() => {
+      const hash = formatHash(this.store.state);
+      if (hash !== location.hash) history.replaceState(null, "", hash);
+    }, 200);
+    if (changed.has("scale")) this.restyle();
+    if (changed.has("query") || changed.has("key")) this.map.state && this.followSoon();
+    this.refreshSoon();
+  }
+
+  followSoon() {
+    this.map.state = this.store.state;
+    this.map.follow();
+  }
+
+  /** Language, theme or colour scale changed: everything that is not data. */
+  restyle() {
+    const dark = darkNow();
+    this.colours = colourTable(dark);
+    this.scale = weightScale(this.store.state.scale);
+    fillWords(this.language, this.t);
+    say(byId("theme"), this.t(dark ? "theme_light" : "theme_dark"));
+    say(byId("tokens-count"), this.t("tokens", { n: this.meta.tokens.labels.length }));
+    for (const id of ["measure", "row"]) {
+      byId(id).replaceChildren(...MEASURES.map((name) => h("option", { value: name }, this.t(name))));
+    }
+    const ticks = this.scale.ticks.map((w) => [Math.max(0, this.scale.at(w)), String(w)]);
+    for (const id of ["text-legend", "map-legend"]) byId(id).replaceChildren(legend(this.colours, ticks, this.t("weight")));
+    showProvenance(this.meta, this.language, this.t);
+    this.refreshSoon();
+  }
+
+  // -- what follows --------------------------------------------------------------------------------
+
+  async refresh() {
+    const turn = (this.turn += 1);
+    const current = () => turn === this.turn;
+    const { state } = this.store;
+    const { layer, head } = this.preview.head ?? state;
+    const subject = this.preview.token ?? (state.direction === "reads" ? state.query : state.key);
+    this.showControls(state);
+    this.showAtlas(state);
+    const query = state.direction === "reads" ? subject : state.query;
+    showPrediction(this.meta, query, this.t);
+    this.text.mark({ query: state.query, key: state.key, preview: this.preview.token, direction: state.direction });
+    try {
+      const opened = await this.openMap(state, current);
+      if (!opened || !current()) return;
+      const model = await this.data.head(layer, head);
+      const reading = await this.reading(model, layer, head, state.direction, subject);
+      if (!current()) return;
+      this.showReading(reading, model, { layer, head, direction: state.direction, subject });
+      await this.showNumbers(layer, head, query, state.key, current);
+    } catch (error) {
+      if (current()) this.fail(error);
+    }
+  }
+
+  async reading(model, layer, head, direction, subject) {
+    if (model !== null) {
+      const open = this.pictures.head === model && this.pictures.check;
+      return direction === "reads" ? readRow(model, subject) : readColumn(model, subject, open ? this.pictures.check.badSet : null);
+    }
+    const top = await this.data.top(layer, head);
+    const received = (await this.data.received(layer, head))[subject];
+    if (top === null) return { exact: false, bad: null, dense: null, list: [], total: direction === "reads" ? 1 : received };
+    return direction === "reads" ? readTopRow(top, subject, 1) : readTopColumn(top, subject, received);
+  }
+
+  showReading(reading, model, { layer, head, direction, subject }) {
+    const { labels } = this.meta.tokens;
+    const { scale, colours, t } = this;
+    this.text.paint(reading.list, scale, colours);
+    const share = percent(massShown(reading, { floor: scale.floor }));
+    say(byId("mass"), reading.bad || reading.total === 0 ? "" : t("mass_shown", { p: share }));
+    const notes = [t("painted", { floor: scale.floor === FLOOR ? "0.0001" : "1/256" })];
+    if (!reading.exact) notes.unshift(this.meta.top > 0 ? t("partial", { k: this.meta.top, layer }) : t("partial_none", { layer }));
+    say(byId("text-note"), notes.join(" "));
+    const scoreOf = model === null ? null : (token) => (direction === "reads" ? model.score(subject, token) : model.score(token, subject));
+    this.table.show({ reading, direction, subject, labels, t, scoreOf, colour: (w) => cssColour(colours, scale.at(w)) });
+    clearTimeout(this.liveTimer);
+    if (this.preview.token === null && this.preview.head === null) {
+      this.liveTimer = setTimeout(() => say(byId("live"), liveText(reading, { layer, head, subject, direction, labels, share }, t)), 400);
+    }
+  }
+
+  async showNumbers(layer, head, query, key, current) {
+    const rows = {};
+    for (const name of MEASURES) {
+      const values = await this.data.rowStatistic(layer, head, name);
+      rows[name] = values === null ? null : values[query];
+    }
+    const received = await this.data.received(layer, head);
+    const ranges = await this.data.ranges(layer);
+    if (!current()) return;
+    const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
+    const means = Object.fromEntries(MEASURES.map((name) => [name, this.atlas.value(layer, head, name)]));
+    showNumbers({
+      layer, head, means, rows, t: this.t,
+      visible: ranges === null ? null : ranges.stop[query] - ranges.first[query],
+      received: { sum: received[key], mean: seen === null ? null : received[key] / Math.max(1, seen[key]) },
+    });
+  }
+
+  showControls(state) {
+    for (const field of ["layer", "head", "measure", "row"]) if (byId(field).value !== String(state[field])) byId(field).value = String(state[field]);
+    for (const button of document.querySelectorAll("[data-set]")) {
+      const [field, value] = button.dataset.set.split(" ");
+      button.setAttribute("aria-pressed", String(state[field] === value));
+    }
+  }
+
+  showAtlas(state) {
+    const { t } = this;
+    this.atlas.show({ measure: state.measure, layer: state.layer, head: state.head, table: this.colours, t, preview: this.preview.head });
+    const at = this.preview.head ?? state;
+    const value = this.atlas.value(at.layer, at.head);
+    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === null ? t("undefined") : digits(value)} ${t(`${state.measure}_unit`)}`;
+    say(byId("atlas-cell"), name.trim());
+    byId("atlas").setAttribute("aria-label", name);
+    const notes = [t("mean_over", { n: this.meta.queries }), `${t(state.measure)}: ${t(`${state.measure}_note`, { bound: digits(this.meta.bound) })}.`];
+    if (state.measure === "first_key") {
+      const all = this.meta.means.first_key.flat();
+      notes.push(t("sink_rate", { p: percent(all.filter((v) => v > 0.3).length / all.length) }));
+    }
+    if (this.meta.layers.some((info) => !info.full)) notes.push(t("atlas_partial"));
+    say(byId("atlas-note"), notes.join(" ").replace(/。\./g, "。").replace(/\)\./g, ")."));
+    this.showAtlasTwin();
+  }
+
+  showAtlasTwin() {
+    const twin = byId("atlas-twin");
+    if (!twin.open) return;
+    const name = `${this.store.state.measure} ${this.language}`;
+    if (twin.dataset.shown === name) return;
+    twin.dataset.shown = name;
+    byId("atlas-table").replaceChildren(this.atlas.twin(this.t));
+  }
+
+  /** Open the chosen head's matrix if it is not open yet, and lay its margins and words around it. */
+  async openMap(state, current) {
+    const { layer, head } = state;
+    const name = `${layer} ${head}`;
+    const [model, coarse, ranges, received, row] = await Promise.all([
+      this.data.head(layer, head), this.data.picture(layer, head), this.data.ranges(layer),
+      this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row),
+    ]);
+    if (!current()) return false;
+    if (this.opened !== name || this.pictures.head !== model) {
+      this.opened = name;
+      this.pictures.open(model, coarse);
+    }
+    const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
+    const margins = { received: seen && Float32Array.from(received, (sum, j) => sum / Math.max(1, seen[j])), row, rowTop: rowTop(state.row, row, ranges, this.meta.keys) };
+    this.map.show({ state, ranges, margins, table: this.colours, scale: this.scale });
+    this.model = model;
+    say(byId("map-title"), `${this.t("layer")} ${layer} · ${this.t("head")} ${head}`);
+    this.showMapStatus(state);
+    this.showCell(this.map.hovered);
+    this.showMapTwin();
+    return true;
+  }
+
+  showMapStatus(state) {
+    const { t, meta, pictures } = this;
+    const { layer } = state;
+    const info = this.data.layer(layer);
+    const status = byId("map-status");
+    status.className = "note";
+    if (pictures.head === null) {
+      status.className = "note warn";
+      say(status, info.reason ? t("refused", { layer, reason: info.reason[this.language] }) : t("left_out", { layer, limit: meta.limit_mb, command: commandFor(meta, layer) }));
+    } else if (pictures.check === null) say(status, t("reading_rows"));
+    else if (pictures.check.bad.length > 0) {
+      status.className = "note warn";
+      say(status, t("disagree", { n: pictures.check.bad.length, d: digits(pictures.check.worst) }));
+    } else say(status, t("checked", { n: meta.queries, d: digits(pictures.check.worst) }));
+    const block = pictures.head === null ? t("block_of", { r: Math.round(meta.queries / meta.picture.rows), c: Math.round(meta.keys / meta.picture.cols) }) : "";
+    say(byId("map-note"), [t("top_margin") + (this.language === "en" ? "." : "。"), t(state.pool === "mass" || pictures.head === null ? "mass_note" : "peak_note"), block].join(" "));
+  }
+
+  showCell(hovered) {
+    const { state } = this.store;
+    const { query, key } = hovered ?? state;
+    const line = byId("cell");
+    if (this.model) {
+      const bad = this.pictures.check?.badSet.has(query) ?? false;
+      if (bad) say(line, this.t("disagree", { n: 1, d: digits(this.pictures.check.worst) }));
+      else say(line, cellLine(this.model.cell(query, key), this.meta.tokens.labels, query, key, this.t));
+      byId("map").setAttribute("aria-label", line.textContent);
+      return;
+    }
+    if (!this.pictures.coarse) return;
+    const { rows, cols } = this.meta.picture;
+    const r = Math.floor((query * rows) / this.meta.queries), c = Math.floor((key * cols) / this.meta.keys);
+    const span = (at, count, whole) => [Math.ceil((at * whole) / count), Math.ceil(((at + 1) * whole) / count) - 1];
+    const [a, b] = span(r, rows, this.meta.queries), [from, to] = span(c, cols, this.meta.keys);
+    say(line, `${this.t("of_block", { a, b, c: from, d: to })}: ${this.t("block_mass", { v: digits(this.pictures.coarse[r * cols + c]) })}`);
+    byId("map").setAttribute("aria-label", line.textContent);
+  }
+
+  showMapTwin() {
+    if (!byId("map-twin").open) return;
+    const { query, key } = this.store.state;
+    const refused = (i) => this.pictures.check?.badSet.has(i) ?? !this.model.checkRow(i).ok;
+    byId("map-table").replaceChildren(this.model ? neighbours(this.model, query, key, this.meta.tokens.labels, refused, this.t) : h("p", { class: "note" }, byId("map-status").textContent));
+  }
+
+  fail(error) {
+    byId("failure").hidden = false;
+    say(byId("failure"), this.t("failed", { reason: error.message }));
+  }
+}
+
+/** How many queries see each key. */
+function seenBy(ranges, keys) {
+  const change = new Int32Array(keys + 1);
+  for (let i = 0; i < ranges.first.length; i += 1) {
+    if (ranges.stop[i] <= ranges.first[i]) continue;
+    change[ranges.first[i]] += 1;
+    change[ranges.stop[i]] -= 1;
+  }
+  let now = 0;
+  return change.subarray(0, keys).map((by) => (now += by));
+}
+
+function rowTop(name, row, ranges, keys) {
+  if (name === "entropy") {
+    let most = 1;
+    if (ranges === null) most = keys;
+    else for (let i = 0; i < ranges.first.length; i += 1) most = Math.max(most, ranges.stop[i] - ranges.first[i]);
+    return Math.log(Math.max(2, most));
+  }
+  if (name === "max" || name === "first_key" || name === "previous" || row === null) return 1;
+  let top = 0;
+  for (const value of row) if (value > top) top = value;
+  return top || 1;
+}
+
+const meta = JSON.parse(byId("kz-meta").textContent);
+document.title = `${meta.model} – kizuki`;
+say(byId("model"), meta.model);
+globalThis.kizukiPage = new Page(meta); // for people at the console, and for the tests
+globalThis.kizukiPage.visibleLabel = visibleLabel;

@@ -1,0 +1,79 @@
+// What one token reads, or who reads it, under one head: exact from a Head, partial from the top-k.
+
+/** { exact, ok, dense, total, list: [{ token, weight }] in falling order }.
+    dense: weight per token, or null. total: the weight there is in all (a row: 1 or what a sink leaves;
+    a column: what the key received). `bad`: the failed check of a row that must not be drawn. */
+export function readRow(head, query) {
+  const check = head.checkRow(query);
+  if (!check.ok) return { exact: true, bad: check, dense: null, list: [], total: 0, shown: 0 };
+  const dense = head.row(query);
+  return { exact: true, bad: null, dense, list: ranked(dense), total: sum(dense) };
+}
+
+/** badRows: the rows whose L was refuted, once all were checked; until then those that would be listed
+    first are checked here, so that no weight of a refused row is ever shown among them. */
+export function readColumn(head, key, badRows = null) {
+  const dense = head.column(key);
+  const suspects = badRows ?? ranked(dense).slice(0, 12).map(({ token }) => token).filter((i) => !head.checkRow(i).ok);
+  for (const i of suspects) dense[i] = 0;
+  return { exact: true, bad: null, dense, list: ranked(dense), total: sum(dense) };
+}
+
+export function readTopRow(top, query, total) {
+  const list = [];
+  for (let r = 0; r < top.k; r += 1) {
+    const token = top.keys[query * top.k + r];
+    if (token !== top.none) list.push({ token, weight: top.weights[query * top.k + r] });
+  }
+  return { exact: false, bad: null, dense: null, list, total };
+}
+
+export function readTopColumn(top, key, received) {
+  const list = [];
+  for (let at = 0; at < top.keys.length; at += 1) {
+    if (top.keys[at] === key) list.push({ token: Math.floor(at / top.k), weight: top.weights[at] });
+  }
+  list.sort((a, b) => b.weight - a.weight || a.token - b.token);
+  return { exact: false, bad: null, dense: null, list, total: received };
+}
+
+function ranked(dense) {
+  const list = [];
+  for (let token = 0; token < dense.length; token += 1) if (dense[token] > 0) list.push({ token, weight: dense[token] });
+  return list.sort((a, b) => b.weight - a.weight || a.token - b.token); // ties to the earlier token
+}
+
+function sum(dense) {
+  let total = 0;
+  for (const weight of dense) total += weight;
+  return total;
+}
+
+/** The share of `total` that the first `count` entries, or those of at least `floor`, carry. */
+export function massShown(reading, { count = Infinity, floor = 0 } = {}) {
+  if (!(reading.total > 0)) return 1;
+  let shown = 0;
+  for (let r = 0; r < reading.list.length && r < count; r += 1) {
+    if (reading.list[r].weight >= floor) shown += reading.list[r].weight;
+  }
+  return Math.min(1, shown / reading.total);
+}
+
+/** 0.93149 -> "93.1 %"; never "100.0 %" while something is missing, never "0.0 %" while something is shown. */
+export function percent(share) {
+  if (share >= 1 - 1e-9) return "100 %";
+  if (share > 0.9995) return "> 99.9 %";
+  if (share > 0 && share < 0.0005) return "< 0.1 %";
+  return `${(100 * share).toFixed(1)} %`;
+}
+
+/** A weight with four significant digits; small ones in powers of ten. */
+export function digits(value) {
+  if (value === null || value === undefined) return "–";
+  if (Number.isNaN(value)) return "NaN";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  const text = size >= 1e5 || size < 1e-4 ? value.toExponential(2) : value.toPrecision(4);
+  return text.replace("-", "−");
+}

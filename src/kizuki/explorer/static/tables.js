@@ -1,0 +1,125 @@
+// The numbers beside the pictures: the reading as a table, the chosen cell, its neighbours, the head, the prediction.
+import { byId, h, say, visibleLabel } from "./dom.js";
+import { MEASURES } from "./atlas.js";
+import { digits, massShown, percent } from "./reading.js";
+
+const FIRST_ROWS = 12;
+
+/** The table twin of the painted text. */
+export class ReadingTable {
+  constructor() {
+    this.count = FIRST_ROWS;
+    byId("more").addEventListener("click", () => this.grow(this.count * 4));
+    byId("fewer").addEventListener("click", () => this.grow(FIRST_ROWS));
+  }
+
+  grow(count) {
+    this.count = count;
+    this.show(this.last);
+  }
+
+  /** what: { reading, direction, subject, labels, t, colour(weight), scoreOf(token) | null } */
+  show(what) {
+    this.last = what;
+    const { reading, direction, subject, labels, t, colour, scoreOf } = what;
+    const title = t(direction === "reads" ? "reads_title" : "readers_title", { token: visibleLabel(labels[subject]), i: subject });
+    say(byId("reading-title"), title);
+    const shown = reading.list.slice(0, this.count);
+    let running = 0;
+    const rows = shown.map(({ token, weight }, at) => {
+      running += weight;
+      const bar = h("span", { class: "bar" });
+      bar.style.width = `${Math.max(1, 100 * Math.min(1, weight))}%`;
+      bar.style.backgroundColor = colour(weight);
+      return h("tr", { "data-token": token },
+        h("td", { class: "n" }, String(at + 1)),
+        h("td", { class: "label" }, visibleLabel(labels[token])),
+        h("td", { class: "n" }, String(token)),
+        h("td", { class: "n w" }, digits(weight)),
+        h("td", { class: "barcell", "aria-hidden": "true" }, bar),
+        h("td", { class: "n" }, scoreOf ? digits(scoreOf(token)) : "–"),
+        h("td", { class: "n" }, digits(running)));
+    });
+    byId("reading-rows").replaceChildren(...rows);
+    byId("reading-table").hidden = rows.length === 0;
+    byId("more").hidden = reading.list.length <= this.count;
+    byId("fewer").hidden = this.count <= FIRST_ROWS || reading.list.length <= FIRST_ROWS;
+    say(byId("reading-note"), this.note(reading, direction, shown.length, t));
+  }
+
+  note(reading, direction, shown, t) {
+    if (reading.bad) {
+      const { recomputed, recorded, tolerance } = reading.bad;
+      return t("disagree_row", { a: digits(recomputed), b: digits(recorded), t: digits(tolerance) });
+    }
+    if (reading.total === 0) return t(direction === "reads" ? "sees_nothing" : "read_by_none");
+    const p = percent(massShown(reading, { count: shown }));
+    const complete = reading.exact && shown === reading.list.length;
+    return complete ? t("table_all", { n: shown, p }) : t("table_cut", { n: shown, all: reading.exact ? reading.list.length : "?", p });
+  }
+}
+
+/** One cell in the order of the formula: q·k → × scale → (softcap) → − L → weight. */
+export function cellLine(cell, labels, query, key, t) {
+  const where = `${t("query")} ${query} “${visibleLabel(labels[query], 14)}” × ${t("key")} ${key} “${visibleLabel(labels[key], 14)}”`;
+  if (!cell.visible) return `${where}: ${t("not_visible")}`;
+  const parts = [`${t("dot")} ${digits(cell.product)}`, `${t("times_scale")} ${digits(cell.scale)} = ${digits(cell.scaled)}`];
+  if (cell.score !== cell.scaled) parts.push(`${t("cap")} ${digits(cell.score)}`);
+  parts.push(`${t("score")} − ${t("lse")} = ${digits(cell.score)} − ${digits(cell.lse)} = ${digits(cell.score - cell.lse)}`);
+  parts.push(`${t("weight")} ${digits(cell.weight)}`);
+  return `${where}: ${parts.join(" → ")}`;
+}
+
+/** Weights of the cells around the chosen one: the table twin of the matrix. */
+export function neighbours(head, query, key, labels, refused, t) {
+  const near = (at, count) => Array.from({ length: 7 }, (_, i) => Math.max(0, Math.min(count - 7, at - 3)) + i).filter((i) => i < count);
+  const keys = near(key, head.keys);
+  const top = h("tr", {}, h("th", { scope: "col" }, `${t("query")} ＼ ${t("key")}`), ...keys.map((j) => h("th", { scope: "col" }, `${j} ${visibleLabel(labels[j], 8)}`)));
+  const rows = near(query, head.queries).map((i) => h("tr", {}, h("th", { scope: "row" }, `${i} ${visibleLabel(labels[i], 8)}`),
+    ...keys.map((j) => h("td", { class: i === query && j === key ? "chosen" : "" },
+      refused(i) ? "×" : head.visible(i, j) ? digits(head.cell(i, j).weight) : "·"))));
+  return h("table", { class: "numbers" }, h("caption", {}, t("map_table")), h("thead", {}, top), h("tbody", {}, ...rows));
+}
+
+/** What the head and the chosen row measure. rows: measure -> value of the row, null where it is left out. */
+export function showNumbers({ layer, head, means, rows, visible, received, t }) {
+  const line = (name, row, mean, note) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "n" }, row), h("td", { class: "n" }, mean), h("td", { class: "note" }, note));
+  const unit = (name) => t(`${name}_unit`);
+  const withUnit = (value, name) => `${digits(value)}${unit(name) && Number.isFinite(value) ? ` ${unit(name)}` : ""}`;
+  const lines = MEASURES.map((name) => {
+    const value = rows[name];
+    const row = value === null ? "–" : Number.isNaN(value) ? t("undefined") : withUnit(value, name);
+    const mean = means[name] === null ? t("undefined") : withUnit(means[name], name);
+    const note = name === "entropy" && visible > 0 ? `${t("bound")} ${digits(Math.log(visible))}` : name === "entropy" ? "" : t(`${name}_note`);
+    return line(t(name), row, mean, note);
+  });
+  lines.push(line(t("visible_keys"), visible === null ? "–" : String(visible), "", ""));
+  lines.push(line(t("received_sum"), digits(received.sum), "", ""));
+  lines.push(line(t("received_mean"), received.mean === null ? "–" : digits(received.mean), "", ""));
+  byId("numbers-rows").replaceChildren(...lines);
+  say(byId("numbers-title"), `${t("layer")} ${layer} · ${t("head")} ${head}`);
+}
+
+/** The model's five most probable next tokens after `token`. */
+export function showPrediction(meta, token, t) {
+  const labels = meta.tokens.labels;
+  const box = byId("next");
+  if (!meta.predictions) {
+    say(byId("next-title"), "");
+    box.replaceChildren(h("p", { class: "note" }, t(meta.has_head ? "no_predictions" : "no_head")));
+    return;
+  }
+  say(byId("next-title"), t("next_after", { token: visibleLabel(labels[token]), i: token }));
+  const { names, choices, probabilities, ids } = meta.predictions;
+  const actual = token + 1 < labels.length ? meta.tokens.ids[token + 1] : null;
+  const rows = choices[token].map((choice, rank) => {
+    const bar = h("span", { class: "bar" });
+    const p = probabilities[token][rank];
+    bar.style.width = `${Math.max(1, 100 * p)}%`;
+    const here = ids[choice] === actual;
+    return h("tr", { class: here ? "actual" : "" }, h("td", { class: "label" }, visibleLabel(names[choice])), h("td", { class: "n w" }, digits(p)),
+      h("td", { class: "barcell", "aria-hidden": "true" }, bar), h("td", { class: "note" }, here ? `← ${t("actual")}` : ""));
+  });
+  const head = h("tr", {}, h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "n" }, t("probability")), h("td", {}), h("td", {}));
+  box.replaceChildren(h("table", { class: "reading" }, h("thead", {}, head), h("tbody", {}, ...rows)));
+}

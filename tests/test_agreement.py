@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import BACKENDS, backends_for, brute, causal, plain, randn
+from oracle import BACKENDS, backends_for, brute, causal, plains, randn
 from tolerance import assert_accurate, assert_agrees
 from torch import Tensor
 
@@ -66,13 +66,13 @@ def tensors(name: str, dtype: torch.dtype = F32) -> tuple[Tensor, Tensor, Tensor
 def test_shapes(name: str, backend: str) -> None:
     query, key, value = tensors(name)
     matrix = kizuki.attend(query, key, backend=backend)
-    weights, lse, output = plain(query, key, value)
+    weights, lse, output = plains(query, key, value)
     truth = brute(query, key, value)
     got = matrix @ value
     assert tuple(got.shape) == tuple(truth.output.shape)
     assert_accurate(got, truth.output, output, "output")
     shared = brute(query, key)  # A itself has no batch axes of value
-    weights, lse, _ = plain(query, key)
+    weights, lse, _ = plains(query, key)
     assert tuple(matrix.shape) == tuple(shared.weights.shape)
     assert_accurate(matrix.dense(), shared.weights, weights, "weights")
     assert_accurate(matrix.lse, shared.lse, lse, "lse")

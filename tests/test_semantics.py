@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import BACKENDS, INF, NAN, brute, causal, documents, grid, plain, randn, window
+from oracle import BACKENDS, INF, NAN, brute, causal, documents, grid, plains, randn, window
 from tolerance import assert_accurate, assert_agrees
 from torch import Tensor
 
@@ -27,7 +27,7 @@ def qkv(queries: int, keys: int, *lead: int, dim: int = 8) -> tuple[Tensor, Tens
 
 def boolean(*shape: int, seed: int = 0, share: float = 0.6) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(*shape, generator=generator) < share
+    return torch.rand(shape, generator=generator) < share
 
 
 # -- contract 1: the order ------------------------------------------------------------------------
@@ -104,8 +104,11 @@ def _hide(how: str, column: int, queries: int, keys: int) -> dict[str, Any]:
     return {"mask": ~masks.keys(~seen)}
 
 
-@pytest.mark.parametrize("how", ["bool", "keys", "where", "bias", "float64 bias", "half bias", "not"])
-@pytest.mark.parametrize("column", [0, 1, 9])
+@pytest.mark.parametrize(
+    ("how", "column"),
+    [("bool", 0), ("bool", 1), ("keys", 1), ("keys", 9), ("where", 1), ("bias", 1), ("bias", 9)]
+    + [("float64 bias", 1), ("half bias", 0), ("not", 1)],
+)
 def test_what_is_behind_a_mask_is_not_read(how: str, column: int, backend: str) -> None:
     """PT#101967: `k[:, 1] = NaN` and `v[:, 1] = Inf` behind column 1 change no bit of anything."""
     q, k, v = qkv(7, 10, 2, 3)
@@ -449,7 +452,7 @@ def test_any_combination_of_masks(tree: tuple[masks.Mask, np.ndarray], extra: st
     if extra == "poison":
         unseen = ~torch.from_numpy(np.ascontiguousarray(visible)).any(-2)
         k[unseen], v[unseen] = NAN, INF
-    weights, _, output = plain(q, k, v, visible=visible, bias=bias)
+    weights, _, output = plains(q, k, v, visible=visible, bias=bias)
     truth = brute(q, k, v, visible=visible, bias=bias)
     matrix = kizuki.attend(q, k, mask=rule, bias=bias, backend=backend)
     assert torch.equal(matrix.dense() != 0, truth.seen), "the visible pairs differ"
@@ -534,7 +537,7 @@ def test_the_lessons_numbers(backend: str) -> None:
     far = torch.tensor([[512.0, 0.0]])
     assert kizuki.attend(torch.ones(1, 1), far.T, scale=1.0, backend=backend)[0].tolist() == [1, 0]
     rare = kizuki.attend(torch.ones(1, 1), far.T, scale=1 / math.sqrt(512), backend=backend)[0, 1]
-    assert abs(float(rare) / 1.4914e-10 - 1) < 1e-3
+    assert abs(float(rare) / 1.48948e-10 - 1) < 1e-5
 
 
 def test_reading_does_not_change_the_answer(backend: str) -> None:

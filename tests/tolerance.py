@@ -8,16 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from oracle import brute, plain
+from oracle import brute, plains
 from torch import Tensor
 
 import kizuki
 from kizuki.check import compare
 
 
-def assert_accurate(got: Tensor, truth: Tensor, plain_result: Tensor, what: str = "result") -> None:
-    """Fail unless `got` errs at most twice as much as `plain_result` does, plus its rounding."""
-    report = compare(got, truth.reshape(got.shape), plain_result.reshape(got.shape), what)
+def assert_accurate(got: Tensor, truth: Tensor, plain: Tensor | list[Tensor], what: str = "result") -> None:
+    """Fail unless `got` errs at most twice as much as `plain` does, plus its rounding."""
+    several = [plain] if isinstance(plain, Tensor) else plain
+    report = compare(got, truth.reshape(got.shape), [each.reshape(got.shape) for each in several], what)
     assert report.ok, str(report)
 
 
@@ -39,7 +40,7 @@ def assert_agrees(
     options = options or {}
     numbers = {name: options.get(name) for name in ("bias", "scale", "softcap", "sinks")}
     truth = brute(query, key, value, visible=visible, **numbers)
-    weights, lse, output = plain(query, key, value, visible=visible, dtype=yardstick, **numbers)
+    weights, lse, output = plains(query, key, value, visible=visible, dtype=yardstick, **numbers)
     matrix = kizuki.attend(query, key, backend=backend, **options)
     got = matrix @ value
     assert got.dtype is query.dtype

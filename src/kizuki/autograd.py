@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import portable
+from .errors import OptionError
 from .problem import Problem
 
 
@@ -38,8 +38,17 @@ class Attend(torch.autograd.Function):
         return output, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            made = Attend._gradients(ctx, grad)
+        if not torch.is_grad_enabled():
+            return made
+        # create_graph=True: what is returned must not pass for a constant in what is differentiated next.
+        inputs = [t for t in (grad, *ctx.saved_tensors) if t is not None]
+        return tuple(None if t is None else Refuse.apply(t, *inputs) for t in made)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse, bias, sinks = ctx.saved_tensors
         problem = replace(ctx.problem, query=query, key=key, bias=bias, sinks=sinks)
         if not ctx.in_torch:
@@ -54,6 +63,21 @@ class Attend(torch.autograd.Function):
             None if sums.sinks is None else sums.sinks.to(sinks.dtype),
             None,
             None,
+        )
+
+
+class Refuse(torch.autograd.Function):
+    """A gradient that may be read but not differentiated again: a second derivative is an error, never a zero."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, *inputs: Tensor) -> Tensor:
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        raise OptionError(
+            "kizuki.attention: a second derivative was asked for, but only first ones are implemented; use the plain "
+            "formula on A.dense()-sized problems where create_graph=True is needed"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .errors import ShapeError, SizeError, show
+from .errors import OptionError, ShapeError, SizeError, show
 from .operator import DENSE_LIMIT, attend
 from .problem import Problem, check_value, in_dtype
 
@@ -31,30 +32,38 @@ class Report:
         return f"{self.what}: {verdict}, error {self.error:.3g} against float64, allowed {self.allowed:.3g}{tail}"
 
 
-def compare(got: Tensor, truth: Tensor, plain: Tensor, what: str = "result") -> Report:
+def compare(got: Tensor, truth: Tensor, plain: Tensor | Sequence[Tensor], what: str = "result") -> Report:
     """Compare `got` with `truth` (float64), `plain` being the plain formula's answer in the same dtype.
 
     Allowed: 2 · max|plain − truth| + eps · max|truth|, eps the spacing of the dtype of `got` at 1. NaN, +Inf
     and −Inf must stand exactly where they stand in `truth`. Nothing else is a tolerance in this project.
+
+    The error of one evaluation of a small problem is luck, so that `plain` may be several: the same formula
+    with its keys in other orders.
     """
-    for name, tensor in (("truth", truth), ("plain", plain)):
+    several = (plain,) if isinstance(plain, Tensor) else tuple(plain)
+    for name, tensor in (("truth", truth), *(("plain", each) for each in several)):
         if tensor.shape != got.shape:
             raise ShapeError(f"kizuki.check: {name} has shape {show(tensor)} but {what} has {show(got)}")
     finite = torch.isfinite(truth)
-    if not bool(torch.isfinite(plain)[finite].all()):
-        raise ValueError(
+    if not all(bool(torch.isfinite(each)[finite].all()) for each in several):
+        raise OptionError(
             f"kizuki.check: the plain formula overflows where {what} does not; take it in a wider dtype"
         )
-    got64, plain64 = got.detach().to(truth.dtype), plain.detach().to(truth.dtype)
-    size = float(truth[finite].abs().max()) if bool(finite.any()) else 0.0
-    own = float((plain64 - truth)[finite].abs().max()) if bool(finite.any()) else 0.0
+    got64 = got.detach().to(truth.dtype)
+    size = _largest(truth[finite])
+    own = max(_largest((each.detach().to(truth.dtype) - truth)[finite]) for each in several)
     allowed = 2 * own + torch.finfo(got.dtype).eps * size
     same = torch.where(truth.isnan(), got64.isnan(), got64 == truth)
     if not bool(same[~finite].all()) or not bool(torch.isfinite(got64)[finite].all()):
         wrong = int((~same[~finite]).sum()) + int((~torch.isfinite(got64)[finite]).sum())
         return Report(False, math.inf, allowed, what, f"{wrong} of {got.numel()} differ in NaN or Inf")
-    error = float((got64 - truth)[finite].abs().max()) if bool(finite.any()) else 0.0
+    error = _largest((got64 - truth)[finite])
     return Report(error <= allowed, error, allowed, what)
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Report:
@@ -88,19 +97,27 @@ def check(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Report:
         truth = reference.evaluate(problem, value)
         out64 = torch.from_numpy(truth.output).reshape(output.shape)
         lse64 = torch.from_numpy(truth.lse).reshape(lse.shape)
-        plain, plain_lse = _plain(problem, value, problem.dtype)
-        if not bool(torch.isfinite(plain)[torch.isfinite(out64).reshape(plain.shape)].all()):
+        plain, plain_lse = _plains(problem, value, problem.dtype)
+        finite = torch.isfinite(out64).reshape(plain[0].shape).to(plain[0].device)
+        if not all(bool(torch.isfinite(each)[finite].all()) for each in plain):
             # float16 scores overflow where the contract accumulates in float32: that is then the yardstick.
-            plain, plain_lse = _plain(problem, value, problem.accumulate_dtype)
+            plain, plain_lse = _plains(problem, value, problem.accumulate_dtype)
         name = f"kizuki.check: {matrix.backend.name} output"
         reports = (
-            compare(output.cpu(), out64, plain.cpu().reshape(output.shape), name),
-            compare(lse.cpu(), lse64, plain_lse.cpu().reshape(lse.shape), name.replace("output", "lse")),
+            compare(output.cpu(), out64, [t.cpu().reshape(output.shape) for t in plain], name),
+            compare(lse.cpu(), lse64, [t.cpu().reshape(lse.shape) for t in plain_lse], name.replace("output", "lse")),
         )
     return max(reports, key=lambda r: (not r.ok, r.error / r.allowed if r.allowed else r.error))
 
 
-def _plain(problem: Problem, value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _plains(problem: Problem, value: Tensor, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs and log-sum-exps of the plain formula with its keys in three orders."""
+    keys = torch.arange(problem.keys, device=problem.device)
+    made = [_plain(problem, value, dtype, order) for order in (keys, keys.flip(0), keys.roll(problem.keys // 2))]
+    return [output for output, _ in made], [lse for _, lse in made]
+
+
+def _plain(problem: Problem, value: Tensor, dtype: torch.dtype, order: Tensor) -> tuple[Tensor, Tensor]:
     """The formula as one would write it, with all of A built, every step in `dtype`."""
     every = slice(None)
     group = problem.heads // problem.kv_heads if problem.kv_heads else 1
@@ -117,7 +134,8 @@ def _plain(problem: Problem, value: Tensor, dtype: torch.dtype) -> tuple[Tensor,
         bias = problem.pairs(problem.bias, every, every)
         seen = seen & (bias != float("-inf"))
         scores = scores + in_dtype(bias, dtype)
-    scores = scores.masked_fill(~seen, float("-inf"))
+    seen, flat = seen[..., order], flat[:, :, order]
+    scores = scores[..., order].masked_fill(~seen, float("-inf"))
     if problem.sinks is not None:
         sink = in_dtype(problem.sinks, dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sink], -1)

@@ -71,7 +71,7 @@ def look(
     from . import look as job
     from .progress import Bars
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)  # names may hold [brackets]
     wanted = numbers(layers, "--layers"), numbers(heads, "--heads")
     out = job.check_out(out)
     words = given(text, file, sample)
@@ -100,7 +100,9 @@ def look(
             "No browser to open here. The page is one file and needs no other: open it anywhere, or say"
         )
         folder = done.page.resolve().parent
-        console.print(f"  python -m http.server --bind 127.0.0.1 --directory '{folder}' 8000", soft_wrap=True)
+        hint = "There is no screen here to open it on. It is one file that needs no other: copy it, or serve it with"
+        serve = f"  python -m http.server --bind 127.0.0.1 --directory '{folder}' 8000"
+        console.print(hint, serve, sep="\n", soft_wrap=True)
 
 
 @app.command()

@@ -23,12 +23,18 @@ def weights(matrix: AttentionMatrix, index: Any, limit: int) -> Tensor:
     Where the key axis is read by an int or a slice, whole rows are computed and cut; otherwise the wanted
     entries are gathered from their rows. Every row touched costs one read of the keys it belongs to.
     """
-    parts = index if isinstance(index, tuple) else (index,)
+    # To torch an integer tensor without axes is an int.
+    parts = tuple(int(p) if _is_scalar(p) else p for p in (index if isinstance(index, tuple) else (index,)))
     split = _split(parts, len(matrix.shape))
     with torch.no_grad():
         if split is None:
-            return _entries(matrix, index, limit)
+            return _entries(matrix, parts, limit)
         return _rows(matrix, *split, limit)
+
+
+def _is_scalar(part: Any) -> bool:
+    whole = isinstance(part, Tensor) and not part.dtype.is_floating_point and not part.dtype.is_complex
+    return whole and part.dim() == 0 and part.dtype not in (torch.bool, torch.uint8)
 
 
 def _split(parts: tuple[Any, ...], rank: int) -> tuple[tuple[Any, ...], int | slice] | None:
@@ -87,7 +93,7 @@ def _planes(rows: Tensor, matrix: AttentionMatrix) -> list[tuple[int, int, int, 
     return [(p // problem.heads, p % problem.heads, low, high) for p, low, high in runs]
 
 
-def _entries(matrix: AttentionMatrix, index: Any, limit: int) -> Tensor:
+def _entries(matrix: AttentionMatrix, index: tuple[Any, ...], limit: int) -> Tensor:
     problem = matrix.problem
     row_axes = math.prod(matrix.shape[:-1])
     # Stride-0 grids of A's shape: torch's own indexing rules and errors, at no memory.
@@ -113,10 +119,10 @@ def _entries(matrix: AttentionMatrix, index: Any, limit: int) -> Tensor:
     return result.view(wanted.shape)
 
 
-def _count(matrix: AttentionMatrix, index: Any) -> int:
+def _count(matrix: AttentionMatrix, index: tuple[Any, ...]) -> int:
     """How many weights an index asks for, from the shapes alone; a mask counts as the indices of its True."""
     meta: list[Any] = []
-    for part in index if isinstance(index, tuple) else (index,):
+    for part in index:
         if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) and part.dim():
             meta += [where.to("meta") for where in part.nonzero(as_tuple=True)]
         else:

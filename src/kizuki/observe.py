@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .portable import NEG_INF, Tile, exact, tiles
+from .portable import NEG_INF, Tile, exact, split, tiles
 from .problem import Problem
 
 
@@ -29,8 +29,9 @@ class Statistic(Protocol):
 @exact
 def fold(problem: Problem, lse: Tensor, statistics: Sequence[Statistic]) -> None:
     """One pass over the tiles of A, updating every statistic. Time one Q Kᵀ; extra memory one tile."""
+    norm = split(problem, lse)
     for block in tiles(problem):
-        weights = block.weights(lse[:, :, block.rows])
+        weights = block.weights(norm)
         for statistic in statistics:
             statistic.update(block, weights)
 
@@ -41,15 +42,13 @@ def _per_query(problem: Problem, fill: float) -> Tensor:
 
 
 class Entropy:
-    """−Σ_j a_ij ln a_ij in nats, 0 for an empty row. Computed as Σ_j a_ij (L_i − s_ij)."""
+    """−Σ_j a_ij ln a_ij in nats, 0 for an empty row."""
 
     def __init__(self, problem: Problem, lse: Tensor) -> None:
-        self.total, self.lse = _per_query(problem, 0.0), lse.to(problem.accumulate_dtype)
+        self.total = _per_query(problem, 0.0)
 
     def update(self, block: Tile, weights: Tensor) -> None:
-        surprise = self.lse[:, :, block.rows].unsqueeze(-1) - block.scores
-        # 0 · ∞ is NaN where a key is absent; such a key carries no surprise. NaN weights stay NaN.
-        self.total[:, :, block.rows] += torch.where(weights == 0, 0.0, weights * surprise).sum(-1)
+        self.total[:, :, block.rows] += torch.special.entr(weights).sum(-1)
 
     def finalize(self) -> Tensor:
         return self.total
@@ -210,14 +209,12 @@ class Pool:
 
 def _reduce(tensor: Tensor, dim: int, pixel: Tensor, reduce: str) -> Tensor:
     """Sum or largest over runs of equal `pixel` along `dim`; pixels rise by at most one from place to place."""
-    index = pixel - pixel[0]
-    shape = list(tensor.shape)
-    shape[dim] = int(index[-1]) + 1
-    result = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
-    if reduce == "mass":
-        return result.index_add_(dim, index, tensor)
-    spread = index.view(-1, 1) if dim == -2 else index
-    return result.scatter_reduce_(dim, spread.expand(tensor.shape), tensor, "amax")
+    counts = torch.unique_consecutive(pixel, return_counts=True)[1].tolist()
+    if len(counts) == tensor.shape[dim]:
+        return tensor
+    # Slices are summed pairwise by torch; index_add_ would add one by one and lose digits.
+    parts = tensor.split(counts, dim)
+    return torch.stack([p.sum(dim) if reduce == "mass" else p.amax(dim) for p in parts], dim)
 
 
 class Distance:

@@ -385,7 +385,9 @@ class AttentionMatrix:
         with torch.no_grad():
             lse = self._flat_lse()
             made = {name: observe.READINGS[name](problem, lse, *arguments) for name, arguments in asked.items()}
-            self.backend.fold(problem, lse, list(made.values()))
+            # Where the lse has lost digits, only the portable pass knows how to find them again.
+            fold = observe.fold if bool(portable.far(problem, lse).any()) else self.backend.fold
+            fold(problem, lse, list(made.values()))
             return {name: _shaped(problem, name, statistic.finalize()) for name, statistic in made.items()}
 
 

@@ -55,14 +55,10 @@ class Tile:
     seen: Tensor | None
     slope: Tensor | None  # d(capped score)/d(scaled score) where a softcap applies
 
-    def weights(self, lse: Tensor) -> Tensor:
-        """exp(scores − lse), 0 where absent, given `lse` `[batch, heads, rows]` as `forward` returns it.
-
-        It is subtracted in two parts: rounded to float32 first, an lse of 10 would cost every weight 5e-7.
-        """
-        lse = lse.masked_fill(lse == NEG_INF, 0.0).unsqueeze(-1)
-        whole = lse.to(self.scores.dtype)
-        weights = torch.exp((self.scores - whole) - (lse - whole).to(self.scores.dtype))
+    def weights(self, norm: Tensor) -> Tensor:
+        """exp(scores − lse), 0 where absent, given `split` of the problem's lse, `[2, batch, heads, queries]`."""
+        whole, rest = norm[:, :, :, self.rows].unsqueeze(-1)
+        weights = torch.exp((self.scores - whole) - rest)
         # In a row that is NaN the absent keys are still absent: columns must not catch its NaN there.
         return weights if self.seen is None else torch.where(self.seen, weights, 0.0)
 
@@ -225,24 +221,56 @@ def tiles(problem: Problem) -> Iterator[Tile]:
             yield score_tile(problem, query, key, rows, cols)
 
 
+def far(problem: Problem, lse: Tensor) -> Tensor:
+    """The rows whose lse has lost digits that weights need: beyond 2³⁰ in float64, beyond 16 where it is no wider.
+
+    A row of biases finfo.min has the lse finfo.min + ln n, and no float holds the ln n.
+    """
+    limit = 2.0**30 if torch.finfo(lse.dtype).eps < torch.finfo(problem.accumulate_dtype).eps else 16.0
+    return lse.isfinite() & (lse.abs() > limit)
+
+
+@exact
+def split(problem: Problem, lse: Tensor) -> Tensor:
+    """The lse as two numbers of the accumulation dtype to be subtracted one after the other, `[2, batch, heads, queries]`.
+
+    Rounded to one float32, an lse of 10 would cost every weight 5e-7. Rows that are `far` get what is missing
+    from one more pass over A; others cost nothing.
+    """
+    dtype = problem.accumulate_dtype
+    lse = lse.masked_fill(lse == NEG_INF, 0.0)  # an empty row has no weight to take it from
+    whole = lse.to(dtype)
+    norm = torch.stack([whole, (lse - whole).to(dtype)])
+    large = far(problem, lse)
+    if bool(large.any()):
+        total = torch.zeros_like(whole)
+        for block in tiles(problem):
+            total[:, :, block.rows] += block.weights(norm).sum(-1)
+        if problem.sinks is not None:
+            total += torch.exp(in_dtype(problem.sinks, dtype).view(1, -1, 1) - whole)
+        norm[1] += torch.where(large, torch.log(total), 0.0)
+    return norm
+
+
 @exact
 def dense(problem: Problem, lse: Tensor) -> Tensor:
     """All of A, `[batch, heads, queries, keys]`."""
+    norm = split(problem, lse)
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     result = torch.zeros(shape, dtype=problem.accumulate_dtype, device=problem.device)
     for block in tiles(problem):
-        result[:, :, block.rows, block.cols] = block.weights(lse[:, :, block.rows])
+        result[:, :, block.rows, block.cols] = block.weights(norm)
     return result
 
 
 @exact
 def transposed(problem: Problem, lse: Tensor, y: Tensor) -> Tensor:
     """`Aᵀ y`, `[batch, heads, keys, width]`, given `y` `[batch, heads, queries, width]`: the V-gradient kernel."""
-    dtype = problem.accumulate_dtype
+    dtype, norm = problem.accumulate_dtype, split(problem, lse)
     shape = (problem.batch, problem.heads, problem.keys, y.shape[-1])
     result = torch.zeros(shape, dtype=dtype, device=problem.device)
     for block in tiles(problem):
-        weights = block.weights(lse[:, :, block.rows]).transpose(-1, -2)
+        weights = block.weights(norm).transpose(-1, -2)
         result[:, :, block.cols] += mix(weights, y[:, :, block.rows].to(dtype), _flip(block.seen))
     return result.to(problem.dtype)
 
@@ -279,7 +307,7 @@ def backward(
     With P the weights and dP = dO Vᵀ: dV = Pᵀ dO, dS = P ∘ (dP − rowsum(dO ∘ O)), dQ = scale·dS K,
     dK = scale·dSᵀ Q, and the bias receives dS summed over its broadcast axes (FlashAttention, section 3.1).
     """
-    dtype, device = problem.accumulate_dtype, problem.device
+    dtype, device, norm = problem.accumulate_dtype, problem.device, split(problem, lse)
     query, key = problem.flat_query(), problem.flat_key()
     dead = lse == NEG_INF
     grad = grad.to(dtype).masked_fill(dead.unsqueeze(-1), 0.0)
@@ -295,11 +323,11 @@ def backward(
         sums.bias = torch.zeros(problem.bias.shape, dtype=dtype, device=device)
     if needs[4] and problem.sinks is not None:
         logits = in_dtype(problem.sinks, dtype).view(1, -1, 1)
-        share = torch.exp(logits - lse.masked_fill(dead, 0.0)).masked_fill(dead, 0.0).to(dtype)
+        share = torch.exp((logits - norm[0]) - norm[1]).masked_fill(dead, 0.0)
         sums.sinks = -(share * delta).sum((0, 2))
     for block in tiles(problem):
         rows, cols, seen = block.rows, block.cols, block.seen
-        weights = block.weights(lse[:, :, rows])
+        weights = block.weights(norm)
         if sums.value is not None:
             part = mix(weights.transpose(-1, -2), grad[:, :, rows], _flip(seen))
             sums.value[:, :, cols] += _fold_heads(part, value.shape[1])

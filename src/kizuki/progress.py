@@ -22,7 +22,7 @@ class Bars:
         self.begun: dict[str, float] = {}
         self.ended: set[str] = set()
         self.progress = Progress(
-            TextColumn("{task.description:<18}"),
+            TextColumn("{task.description:<18}", markup=False),
             BarColumn(bar_width=32),
             TaskProgressColumn(),
             TimeElapsedColumn(),
@@ -49,4 +49,4 @@ class Bars:
         if done >= total and stage not in self.ended:
             self.ended.add(stage)
             seconds = time.perf_counter() - self.begun[stage]
-            self.console.print(f"{stage}: done in {seconds:.1f} s", highlight=False)
+            self.console.print(f"{stage}: done in {seconds:.1f} s")

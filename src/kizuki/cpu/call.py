@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..masks import Dense
-from ..problem import Problem, tile
+from ..problem import Problem, in_dtype, tile
 from . import forward as forward_kernel
 from . import launch
 from . import read as read_kernel
@@ -145,7 +145,7 @@ def ready(problem: Problem, value: Tensor) -> tuple[Block, Target, int, Tensor, 
     block.room("VALUE_PACKED", 4 * len(value_source) * blocks * width * panels * target.nr)
     block.room("VALUE_ODD", len(value_source) * blocks)
     if problem.sinks is not None:
-        sinks = problem.sinks.detach().to(torch.float32).repeat(batch).contiguous()
+        sinks = in_dtype(problem.sinks.detach(), torch.float32).repeat(batch).contiguous()
         block.alive.append(sinks)
         block["SINK_TABLE"] = sinks.data_ptr()
     threads = launch.threads()
@@ -270,7 +270,7 @@ def point(block: Block, problem: Problem, output: Tensor, lse: Tensor, start: in
         if bias.dtype is not torch.float32:
             if bias.shape[-2:-1] != (1,) and bias.dim() > 1:
                 bias, shift = bias[..., start:stop, :], 0
-            bias = bias.to(torch.float32)
+            bias = in_dtype(bias, torch.float32)
         block.alive.append(bias)
         table, row, col = pair_planes(bias, problem)
         block.table("BIAS_TABLE", table + shift * row * 4)

@@ -31,27 +31,37 @@ SINK_TABLE, OUTPUT_TABLE, LSE_TABLE = S["SINK_TABLE"], S["OUTPUT_TABLE"], S["LSE
 
 
 def scratch_bytes(t: Target, head_dim: int, value_panels: int) -> int:
-    """Scratch of one thread: packed queries, scores, accumulator, running max and sum, and which scores are seen."""
+    """Scratch of one thread: packed queries, scores, accumulator, running sum and max, spans, which scores are seen."""
     floats = t.block_q * (head_dim + t.block_k + value_panels * t.nr + t.lanes + 1)
-    return -(-(floats * 4 + t.block_q * t.block_k) // 64) * 64
+    spans = t.block_q // t.mr * shared.SPAN_BYTES
+    return -(-(floats * 4 + spans + t.block_q * t.block_k) // 64) * 64
 
 
 def build(t: Target) -> Any:
     """The forward kernel for a target."""
     bodies = tile.emit(t)
     pieces = shared.build(t, bodies)
-    pack_query, ranges, score_block = pieces.pack_query, pieces.ranges, pieces.score_block
+    pack_query, ranges, span, score_block = pieces.pack_query, pieces.ranges, pieces.span, pieces.score_block
+    sees = pieces.sees
     mix, row_max, raise_row = bodies.mix, bodies.row_max, bodies.raise_row
     fold_total, scale_vector = bodies.fold_total, bodies.scale_vector
     scale_row, finish_row = bodies.scale_row, bodies.finish_row
     mr, nr, lanes, block_q, block_k = t.mr, t.nr, t.lanes, t.block_q, t.block_k
+    stride = 4 * lanes  # what row_max and raise_row step by
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-    def add_odd(args: int, plane: int, key: int, count: int, weights: int, seen: int, sums: int, rows: int) -> None:
+    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    def note_seen(row: int, seen: int, first: int, stop: int) -> None:
+        """One byte a column: does the row see it?"""
+        for c in range(block_k):
+            inside = first <= c < stop
+            store_u8(seen + c, numba.uint8(inside and load_f32(row + c * 4) != NEG_INF))
+
+    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    def add_odd(args: int, plane: int, key: int, weights: int, seen: int, sums: int, rows: int) -> None:
         """Add weight · value for the NaN and infinite values of a key block, only to the rows that see the key."""
         dim, row, col = load_i64(args + VALUE_DIM), 4 * load_i64(args + VALUE_ROW), 4 * load_i64(args + VALUE_COL)
         source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * load_i64(load_i64(args + VALUE_TABLE) + 8 * plane))
-        for c in range(count):
+        for c in range(min(block_k, load_i64(args + KEYS) - key)):
             for d in range(dim):
                 x = load_f32(source + (key + c) * row + d * col)
                 if not math.fabs(x) < numba.float32(math.inf):
@@ -72,7 +82,8 @@ def build(t: Target) -> Any:
         sums = grid + block_q * block_k * 4  # the accumulator
         totals = sums + block_q * panels * nr * 4  # running_sum, one vector a row, folded at the end
         tops = totals + block_q * lanes * 4  # running_max
-        seen = tops + block_q * 4  # bytes, only for key blocks with NaN or infinite values
+        spans = tops + block_q * 4  # the keys each panel of rows sees
+        seen = spans + block_q // mr * shared.SPAN_BYTES  # bytes, only for key blocks with NaN or infinite values
 
         while True:
             task = take_ticket(args + NEXT_TASK)
@@ -82,8 +93,9 @@ def build(t: Target) -> Any:
             # The last queries see the most keys under a causal mask: they go first.
             start = (query_blocks - 1 - task % query_blocks) * block_q
             rows = min(block_q, queries - start)
-            padded = (rows + mr - 1) // mr * mr
-            low, high, whole_low, whole_high = ranges(args, plane, start, rows)
+            row_panels = (rows + mr - 1) // mr
+            padded = row_panels * mr
+            low, high = ranges(args, plane, start, rows, spans)
             pack_query(args, plane, start, rows, padded, packed)
             for r in range(padded):
                 store_f32(tops + r * 4, NEG_INF)
@@ -97,28 +109,38 @@ def build(t: Target) -> Any:
             while block * block_k < high:
                 key = block * block_k
                 count = min(block_k, keys - key)
-                step = score_block(args, plane, start, rows, padded, packed, block, whole_low, whole_high, grid)
+                score_block(args, plane, start, rows, packed, block, spans, grid)
                 odd = load_u8(load_i64(args + VALUE_ODD) + value_plane * blocks + block) != 0
-                for r in range(rows):
-                    row = grid + r * block_k * 4
-                    if odd:
-                        for c in range(count):
-                            store_u8(seen + r * block_k + c, numba.uint8(load_f32(row + c * 4) != NEG_INF))
-                    old = load_f32(tops + r * 4)
-                    new = row_max(row, step, old)
-                    if new != old:
-                        store_f32(tops + r * 4, new)
-                        decay = numba.float32(math.exp(numba.float64(old) - numba.float64(new)))
-                        if panels > 0:
-                            scale_row(sums + r * nr * 4, panels, block_q * nr * 4, decay)
-                        scale_vector(totals + r * lanes * 4, decay)
-                    raise_row(row, step, new, totals + r * lanes * 4)
+                for p in range(row_panels):
+                    first, stop = span(args, spans, p, key, count)
+                    left = first // stride * stride
+                    width = (stop + stride - 1) // stride * stride - left
+                    for r in range(p * mr, min(rows, (p + 1) * mr)):
+                        row = grid + r * block_k * 4
+                        if odd:
+                            note_seen(row, seen + r * block_k, first, stop)
+                        if stop == 0:
+                            continue
+                        row += left * 4
+                        old = load_f32(tops + r * 4)
+                        new = row_max(row, width, old)
+                        if new != old:
+                            store_f32(tops + r * 4, new)
+                            decay = numba.float32(math.exp(numba.float64(old) - numba.float64(new)))
+                            if panels > 0:
+                                scale_row(sums + r * nr * 4, panels, block_q * nr * 4, decay)
+                            scale_vector(totals + r * lanes * 4, decay)
+                        raise_row(row, width, new, totals + r * lanes * 4)
                 value_panel = load_i64(args + VALUE_PACKED) + (value_plane * blocks + block) * full_width * panels * nr * 4
-                for p in range(panels):
-                    for r in range(0, padded, mr):
-                        mix(grid + r * block_k * 4, value_panel + p * full_width * nr * 4, count, sums + (p * block_q + r) * nr * 4)
+                for v in range(panels):
+                    here = value_panel + v * full_width * nr * 4
+                    for p in range(row_panels):
+                        first, stop = span(args, spans, p, key, count)
+                        if stop > 0:
+                            at = (grid + (p * mr * block_k + first) * 4, here + first * nr * 4)
+                            mix(at[0], at[1], stop - first, sums + (v * block_q + p * mr) * nr * 4)
                 if odd:
-                    add_odd(args, plane, key, count, grid, seen, sums, rows)
+                    add_odd(args, plane, key, grid, seen, sums, rows)
                 block += 1
 
             output = load_i64(load_i64(args + OUTPUT_TABLE) + 8 * plane) + start * value_dim * 4
@@ -128,7 +150,7 @@ def build(t: Target) -> Any:
                 sink = load_f32(load_i64(args + SINK_TABLE) + 4 * plane)
             for r in range(rows):
                 top, total = load_f32(tops + r * 4), fold_total(totals + r * lanes * 4)
-                empty = top == NEG_INF and total == ZERO
+                empty = top == NEG_INF and total == ZERO and not sees(args, plane, start + r)
                 factor_row, natural = ZERO, -math.inf
                 if not empty:
                     peak = numba.float64(top)
@@ -139,7 +161,8 @@ def build(t: Target) -> Any:
                         decay = math.exp(numba.float64(top) - peak)
                         mass = mass * decay + math.exp(numba.float64(sink) - peak)
                     factor_row = numba.float32(decay / mass)
-                    natural = (0.0 if peak == -math.inf else peak) + math.log(mass)
+                    # All scores −inf, yet seen: 0/0. A total of NaN stays NaN.
+                    natural = math.nan if mass == 0.0 else math.log(mass) + (0.0 if peak == -math.inf else peak)
                 store_f64(lse + r * 8, natural)
                 for p in range(panels):
                     here = sums + (p * block_q + r) * nr * 4

@@ -74,7 +74,7 @@ def build(t: Target) -> Any:
     turn, copy_panel = _bodies(t)
     nr, block_k, lanes = t.nr, t.block_k, t.lanes
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
     def pack_keys(args: int, plane: int, block: int) -> None:
         dim, width = load_i64(args + HEAD_DIM), load_i64(args + KEY_WIDTH)
         row, col = 4 * load_i64(args + KEY_ROW), 4 * load_i64(args + KEY_COL)
@@ -97,7 +97,7 @@ def build(t: Target) -> Any:
                 for d in range(dim):
                     store_f32(out + d * nr * 4, numba.float32(0.0))
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
     def pack_values(args: int, plane: int, block: int) -> None:
         dim, panels, width = load_i64(args + VALUE_DIM), load_i64(args + VALUE_PANELS), load_i64(args + KEY_WIDTH)
         row, col = 4 * load_i64(args + VALUE_ROW), 4 * load_i64(args + VALUE_COL)

@@ -28,23 +28,25 @@ TOP_COUNT, TOP_SCORES_TABLE, TOP_KEYS_TABLE = S["TOP_COUNT"], S["TOP_SCORES_TABL
 
 
 def scratch_bytes(t: Target, head_dim: int) -> int:
-    """Scratch of one thread: packed queries, the grid of scores, four vectors of statistics a row."""
-    return -(-t.block_q * (head_dim + t.block_k + 4 * t.lanes) * 4 // 64) * 64
+    """Scratch of one thread: packed queries, the grid of scores, four vectors of statistics a row, spans."""
+    floats = t.block_q * (head_dim + t.block_k + 4 * t.lanes)
+    return -(-(floats * 4 + t.block_q // t.mr * shared.SPAN_BYTES) // 64) * 64
 
 
 def build(t: Target) -> Any:
     """The reading kernel for a target."""
     bodies = tile.emit(t)
     pieces = shared.build(t, bodies)
-    pack_query, ranges, score_block = pieces.pack_query, pieces.ranges, pieces.score_block
+    pack_query, ranges, span, score_block = pieces.pack_query, pieces.ranges, pieces.span, pieces.score_block
     any_above, read_row, add_columns = bodies.any_above, bodies.read_row, bodies.add_columns
     fold_total, fold_largest = bodies.fold_total, bodies.fold_largest
     mr, lanes, block_q, block_k = t.mr, t.lanes, t.block_q, t.block_k
+    stride = 4 * lanes
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-    def keep_best(row: int, step: int, key: int, best: int, keys: int, k: int) -> None:
+    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    def keep_best(row: int, width: int, key: int, best: int, keys: int, k: int) -> None:
         """Insert the scores of a row into its k best, largest first; an equal score stays behind the earlier key."""
-        for c in range(0, step, 4 * lanes):
+        for c in range(0, width, 4 * lanes):
             if any_above(row + c * 4, load_f32(best + (k - 1) * 4)) == 0:
                 continue
             for j in range(c, c + 4 * lanes):
@@ -59,7 +61,7 @@ def build(t: Target) -> Any:
                     store_i64(keys + at * 8, key + j)
 
     def read(args: int) -> None:
-        tasks, queries = load_i64(args + TASKS), load_i64(args + QUERIES)
+        tasks, queries, keys = load_i64(args + TASKS), load_i64(args + QUERIES), load_i64(args + KEYS)
         dim, k, groups = load_i64(args + HEAD_DIM), load_i64(args + TOP_COUNT), load_i64(args + GROUPS)
         received, offset = load_i64(args + RECEIVED), load_i64(args + ROW_OFFSET)
         line = load_i64(args + KEY_BLOCKS) * block_k  # floats of one group's column sums
@@ -69,6 +71,7 @@ def build(t: Target) -> Any:
         packed = load_i64(args + SCRATCH) + slot * load_i64(args + SCRATCH_BYTES)
         grid = packed + block_q * dim * 4
         stats = grid + block_q * block_k * 4
+        spans = stats + block_q * 4 * lanes * 4
 
         while True:
             task = take_ticket(args + NEXT_TASK)
@@ -78,9 +81,9 @@ def build(t: Target) -> Any:
             for query_block in range(group, query_blocks, groups):
                 start = query_block * block_q
                 rows = min(block_q, queries - start)
-                padded = (rows + mr - 1) // mr * mr
-                low, high, whole_low, whole_high = ranges(args, plane, start, rows)
-                pack_query(args, plane, start, rows, padded, packed)
+                row_panels = (rows + mr - 1) // mr
+                low, high = ranges(args, plane, start, rows, spans)
+                pack_query(args, plane, start, rows, row_panels * mr, packed)
                 for r in range(rows):
                     for c in range(2 * lanes):
                         store_f32(stats + (r * 4 * lanes + c) * 4, ZERO)
@@ -95,21 +98,30 @@ def build(t: Target) -> Any:
                 block = low // block_k
                 while block * block_k < high:
                     key = block * block_k
-                    step = score_block(args, plane, start, rows, padded, packed, block, whole_low, whole_high, grid)
-                    for r in range(rows):
-                        row = grid + r * block_k * 4
-                        if k > 0:
-                            keep_best(row, step, key, best + r * k * 4, best_keys + r * k * 8, k)
-                        own = numba.float32(offset + start + r - key)
-                        # In two parts: rounded to float32 alone, the lse would cost every weight its last digits.
-                        exact = load_f64(lse + r * 8)
-                        whole = numba.float32(exact)
-                        rest = numba.float32(exact - numba.float64(whole)) if exact != -math.inf else ZERO
-                        read_row(row, step, whole, rest, own, stats + r * 4 * lanes * 4)
-                    if received != 0:
-                        out = received + ((plane * groups + group) * line + key) * 4
-                        for c in range(0, step, 4 * lanes):
-                            add_columns(grid + c * 4, rows, out + c * 4)
+                    count = min(block_k, keys - key)
+                    score_block(args, plane, start, rows, packed, block, spans, grid)
+                    for p in range(row_panels):
+                        first, stop = span(args, spans, p, key, count)
+                        if stop == 0:
+                            continue
+                        left = first // stride * stride
+                        width = (stop + stride - 1) // stride * stride - left
+                        after = min(rows, (p + 1) * mr)
+                        for r in range(p * mr, after):
+                            row = grid + (r * block_k + left) * 4
+                            if k > 0:
+                                keep_best(row, width, key + left, best + r * k * 4, best_keys + r * k * 8, k)
+                            own = numba.float32(offset + start + r - key - left)
+                            # In two parts: rounded to float32 alone, the lse would cost every weight its last digits.
+                            exact = load_f64(lse + r * 8)
+                            whole = numba.float32(exact)
+                            rest = numba.float32(exact - numba.float64(whole)) if exact != -math.inf else ZERO
+                            read_row(row, width, whole, rest, own, stats + r * 4 * lanes * 4)
+                        if received != 0:
+                            out = received + ((plane * groups + group) * line + key + left) * 4
+                            for c in range(0, width, stride):
+                                here = grid + (p * mr * block_k + left + c) * 4
+                                add_columns(here, after - p * mr, out + c * 4)
                     block += 1
                 out = load_i64(load_i64(args + STATS_TABLE) + 8 * plane) + start * 16
                 for r in range(rows):

@@ -5,8 +5,9 @@ Sizes are known from the shapes alone, so this is decided before anything is com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 ROWS = ("entropy", "max", "distance", "other_distance", "first_key", "previous")
 BASIC = ("entropy", "max")
@@ -76,26 +77,28 @@ def plan(sizes: Sequence[LayerSize], limit: int, fixed: int, first: Sequence[int
     All drawable layers in full if they fit; else the richest light readings within `LIGHT_SHARE` of the
     page, and as many layers in full as the rest holds: those of `first`, then evenly spaced ones.
     """
-    drawable = [size for size in sizes if size.drawable]
-    everything = tuple(size.layer for size in drawable)
+    everything = tuple(size.layer for size in sizes if size.drawable)
 
     def total(full: Sequence[int], rows: tuple[str, ...], top: int, side: int) -> int:
         bytes_ = fixed
         for size in sizes:
             whole = size.layer in full
-            bytes_ += size.light(len(ROWS), 0, side) + size.full() if whole else size.light(len(rows), top, side)
+            bytes_ += (
+                size.light(len(ROWS), 0, side) + size.full() if whole else size.light(len(rows), top, side)
+            )
         return bytes_
 
-    for rows, top, side in CHOICES[:1]:
-        size = total(everything, rows, top, side)
-        if size <= limit:
-            return Plan(everything, rows, top if len(everything) < len(sizes) else 0, side, size)
+    rows, top, side = CHOICES[0]
+    size = total(everything, rows, top, side)
+    if size <= limit:
+        return Plan(everything, rows, top if len(everything) < len(sizes) else 0, side, size)
     for share in (LIGHT_SHARE, 1.0):
-        for rows, top, side in CHOICES:
-            if total((), rows, top, side) > limit * share:
-                continue
-            full = _most(everything, first, lambda chosen, r=rows, t=top, s=side: total(chosen, r, t, s) <= limit)  # type: ignore[misc]
-            return Plan(full, rows, top, side, total(full, rows, top, side))
+        for choice in CHOICES:
+            if total((), *choice) <= limit * share:
+                full = _most(
+                    everything, first, partial(total, rows=choice[0], top=choice[1], side=choice[2]), limit
+                )
+                return Plan(full, *choice, total(full, *choice))
     least = total((), *CHOICES[-1])
     raise BudgetError(
         f"limit_mb is {limit / 1e6:g} but the smallest page of these {len(sizes)} layers takes {least / 1e6:.1f} MB; "
@@ -103,11 +106,13 @@ def plan(sizes: Sequence[LayerSize], limit: int, fixed: int, first: Sequence[int
     )
 
 
-def _most(layers: tuple[int, ...], first: Sequence[int], fits) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
+def _most(
+    layers: tuple[int, ...], first: Sequence[int], size: Callable[[Sequence[int]], int], limit: int
+) -> tuple[int, ...]:
     """The largest choice of layers that fits: the wanted ones first, the others evenly spaced."""
     wanted = [layer for layer in dict.fromkeys(first) if layer in layers]
     for count in range(len(wanted), 0, -1):
-        if fits(wanted[:count]):
+        if size(wanted[:count]) <= limit:
             wanted = wanted[:count]
             break
     else:
@@ -116,7 +121,7 @@ def _most(layers: tuple[int, ...], first: Sequence[int], fits) -> tuple[int, ...
     rest = [layer for layer in layers if layer not in wanted]
     for count in range(len(rest), 0, -1):
         chosen = tuple(sorted([*wanted, *spaced(rest, count)]))
-        if fits(chosen):
+        if size(chosen) <= limit:
             return chosen
     return tuple(sorted(wanted))
 

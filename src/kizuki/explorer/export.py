@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -76,7 +76,7 @@ def write_page(
         PageError: the run is not one text, or the path cannot be written.
         BudgetError: not even the smallest page fits the limit. Both are ValueErrors of one line.
 
-    Time: about nine passes over Q Kᵀ of every layer. Memory: the readings (at most the file's size) and one
+    Time: four passes over Q Kᵀ of every layer. Memory: the readings (at most the file's size) and one
     layer's arrays; nothing of queries × keys.
 
     Example:
@@ -87,14 +87,16 @@ def write_page(
     if not limit_mb > 0:
         raise PageError(f"limit_mb is {limit_mb} but must be above 0, in MB of the file")
     report = progress or (lambda stage, done, total: None)
-    matrices = dict(_matrices(run))
+    matrices, missing = _matrices(run)
     count = len(run.tokens.ids)
     sizes = [page.size_of(layer, matrix, count) for layer, matrix in matrices.items()]
     _check_alike(sizes)
     meta: dict[str, Any] = {
         "version": 1,
         "model": run.recording.model_name,
-        "has_head": run.predictions is not None,
+        "has_head": run.predictions is not None or bool(run.note) or run.source.kind == "decoder",
+        "note": run.note,
+        "missing": missing,
         "queries": count,
         "keys": count,
         "tokens": page.tokens_of(run),
@@ -102,10 +104,12 @@ def write_page(
         "heads": list(run.recording.heads or range(sizes[0].heads)),
         "kv_of": [slot * sizes[0].kv_heads // sizes[0].heads for slot in range(sizes[0].heads)],
         "limit_mb": limit_mb,
-        "provenance": list(page.provenance(run, next(iter(matrices.values())))),
+        "provenance": list(page.provenance(run, list(matrices), next(iter(matrices.values())))),
     }
     head_text = _head()
-    fixed = len(head_text.encode()) + len(_json(meta)) + 250 * len(sizes) + 90 * sum(size.heads for size in sizes)
+    fixed = (
+        len(head_text.encode()) + len(_json(meta)) + 250 * len(sizes) + 90 * sum(size.heads for size in sizes)
+    )
     chosen = plan(sizes, round(limit_mb * 1e6), fixed, first)
 
     layers = []
@@ -121,20 +125,31 @@ def write_page(
             _write(file, head_text, meta, layers, matrices, chosen, report)
         os.replace(part, target)
     except OSError as error:
-        raise PageError(f"{target}: cannot be written ({error.strerror}); free some space or choose another folder") from error
+        raise PageError(
+            f"{target}: cannot be written ({error.strerror}); free some space or choose another folder"
+        ) from error
     finally:
         part.unlink(missing_ok=True)
     return target
 
 
-def _matrices(run: Run) -> Iterator[tuple[int, AttentionMatrix]]:
+def _matrices(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, Any]]]:
+    """A of every layer, and why there is none of the others; raises when there is none at all."""
+    from kizuki.models import RecordError
+
+    matrices, missing = {}, []
     for layer in run.recording.layers:
-        yield layer, run.recording[layer]
+        try:
+            matrices[layer] = run.recording[layer]
+        except RecordError as error:
+            missing.append({"layer": layer, "reason": str(error)})
+    if not matrices:
+        why = missing[0]["reason"] if missing else "record at least one"
+        raise PageError(f"run: its recording holds no layer; {why}")
+    return matrices, missing
 
 
 def _check_alike(sizes: Sequence[LayerSize]) -> None:
-    if not sizes:
-        raise PageError("run: its recording holds no layer; record at least one")
     for size in sizes[1:]:
         if (size.heads, size.kv_heads) != (sizes[0].heads, sizes[0].kv_heads):
             raise PageError(
@@ -143,7 +158,9 @@ def _check_alike(sizes: Sequence[LayerSize]) -> None:
             )
 
 
-def _complete(meta: dict[str, Any], layers: Sequence[Layer], chosen: Plan, sizes: Sequence[LayerSize]) -> None:
+def _complete(
+    meta: dict[str, Any], layers: Sequence[Layer], chosen: Plan, sizes: Sequence[LayerSize]
+) -> None:
     """Add to `meta` what is known after the readings: means, ranges, what is there in full."""
     ranges = list(dict.fromkeys(layer.ranges for layer in layers if layer.ranges is not None))
     meta["layers"] = [
@@ -163,11 +180,11 @@ def _complete(meta: dict[str, Any], layers: Sequence[Layer], chosen: Plan, sizes
     meta["rows"] = list(chosen.rows)
     meta["top"] = min(chosen.top, sizes[0].keys) if len(chosen.full) < len(layers) else 0
     meta["top_kind"] = "u2" if sizes[0].keys < 65535 else "i4"
-    picture = layers[0].picture
-    assert picture is not None  # every layer that was read has one
-    meta["picture"] = {"rows": picture.shape[1], "cols": picture.shape[2]}
+    meta["picture"] = dict(zip(("rows", "cols"), layers[0].picture.shape[1:], strict=True))
     meta["means"] = {
-        name: [[None if mean is None else float(f"{mean:.9g}") for mean in layer.means[name]] for layer in layers]
+        name: [
+            [None if mean is None else float(f"{mean:.9g}") for mean in layer.means[name]] for layer in layers
+        ]
         for name in page.MEANS
     }
     bounds = [page.bound_of(layer, sizes[0].queries, sizes[0].keys) for layer in layers]
@@ -180,7 +197,12 @@ def _start(layers: Sequence[Layer], chosen: Plan, heads: Sequence[int], queries:
     candidates = [layer for layer in layers if layer.layer in chosen.full] or list(layers)
     middle = candidates[len(candidates) // 2]
     sink = [1.0 if mean is None else mean for mean in middle.means["first_key"]]
-    return {"layer": middle.layer, "head": heads[sink.index(min(sink))], "query": min(queries - 1, 40), "key": 0}
+    return {
+        "layer": middle.layer,
+        "head": heads[sink.index(min(sink))],
+        "query": min(queries - 1, 40),
+        "key": 0,
+    }
 
 
 def _write(
@@ -197,31 +219,38 @@ def _write(
     file.write(_json(meta))
     file.write(after)
     # The page already runs from here on; what follows is read by the browser while people look at it.
-    for number, ranges in enumerate(dict.fromkeys(layer.ranges for layer in layers if layer.ranges is not None)):
+    for number, ranges in enumerate(
+        dict.fromkeys(layer.ranges for layer in layers if layer.ranges is not None)
+    ):
         _block(file, f"ranges-{number}", np.frombuffer(ranges, "<i4"))
-    for layer in layers:
+    opened = meta["start"]["layer"]
+    order = sorted(layers, key=lambda layer: layer.layer != opened)  # what the page opens with is read first
+    for layer in order[:1]:
         _light_blocks(file, layer, meta)
-    for done, layer in enumerate(layers):
+    for done, layer in enumerate(order):
         report("writing the page", done, len(layers))
         if layer.layer in chosen.full:
             _full_blocks(file, layer, matrices[layer.layer], meta["heads"])
+        if done == 0:
+            for other in order[1:]:
+                _light_blocks(file, other, meta)
     report("writing the page", len(layers), len(layers))
     file.write('<script type="text/plain" id="kz-end"></script>\n</body>\n</html>\n')
 
 
 def _light_blocks(file: TextIO, layer: Layer, meta: dict[str, Any]) -> None:
     for name, values in (*layer.rows.items(), ("received", layer.received), ("picture", layer.picture)):
-        assert values is not None  # read_layer fills both
         _block(file, f"{name}-{layer.layer}", values.astype("<f4", copy=False))
     if layer.top is not None:
         weights, keys = layer.top
         _block(file, f"topw-{layer.layer}", weights.astype("<f4", copy=False))
         kind = {"u2": "<u2", "i4": "<i4"}[meta["top_kind"]]
-        _block(file, f"topk-{layer.layer}", np.where(keys < 0, 65535 if kind == "<u2" else -1, keys).astype(kind))
+        _block(
+            file, f"topk-{layer.layer}", np.where(keys < 0, 65535 if kind == "<u2" else -1, keys).astype(kind)
+        )
 
 
 def _full_blocks(file: TextIO, layer: Layer, matrix: AttentionMatrix, heads: Sequence[int]) -> None:
-    assert layer.lse is not None  # read_layer fills it
     _block(file, f"lse-{layer.layer}", layer.lse.astype("<f4", copy=False))
     for slot in range(matrix.shape[1]):
         _block(file, f"q-{layer.layer}-{heads[slot]}", page.exact(matrix.query[0, slot]))
@@ -265,4 +294,3 @@ def _head() -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
-

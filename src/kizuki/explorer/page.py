@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from kizuki import AttentionMatrix
     from kizuki.models import Run
 
-Progress = Callable[[str, int, int], None]
 Floats = NDArray[np.float32]
 
 MEANS = ("entropy", "effective", "max", "distance", "other_distance", "first_key", "previous")
@@ -33,7 +34,7 @@ class PageError(ValueError):
     """A page cannot be made of this run, or cannot be written there; the message is one line."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Layer:
     """One layer's readings, heads first."""
 
@@ -44,12 +45,12 @@ class Layer:
     scale: float
     softcap: float | None
     sinks: list[float] | None
-    rows: dict[str, Floats] = field(default_factory=dict)  # [heads, queries]
-    received: Floats | None = None  # [heads, keys]
-    picture: Floats | None = None  # [heads, rows, cols]
-    top: tuple[Floats, NDArray[np.int64]] | None = None  # weights, keys, [heads, queries, k]
-    lse: Floats | None = None  # [heads, queries]
-    means: dict[str, list[float | None]] = field(default_factory=dict)
+    rows: dict[str, Floats]  # [heads, queries]
+    received: Floats  # [heads, keys]
+    picture: Floats  # [heads, rows, cols]
+    top: tuple[Floats, NDArray[np.int64]] | None  # weights and keys, [heads, queries, k]
+    lse: Floats  # [heads, queries]
+    means: dict[str, list[float | None]]
 
 
 def why_not_drawn(matrix: AttentionMatrix) -> dict[str, str] | None:
@@ -58,7 +59,10 @@ def why_not_drawn(matrix: AttentionMatrix) -> dict[str, str] | None:
     if problem.bias is not None:
         return {"en": "a bias is added to its scores", "ja": "スコアにバイアスが加えられているため"}
     if matrix.dtype is torch.float64:
-        return {"en": "it was recorded in float64, and the page holds float32", "ja": "float64 で記録されており、ページは float32 を扱うため"}
+        return {
+            "en": "it was recorded in float64, and the page holds float32",
+            "ja": "float64 で記録されており、ページは float32 を扱うため",
+        }
     if matrix.visible_range() is None:
         return {
             "en": "its mask is not one range of keys for each query",
@@ -70,41 +74,74 @@ def why_not_drawn(matrix: AttentionMatrix) -> dict[str, str] | None:
 def size_of(layer: int, matrix: AttentionMatrix, tokens: int) -> LayerSize:
     """The lengths of a layer; raises `PageError` unless it is one text, read in one pass."""
     if len(matrix.shape) != 4 or matrix.shape[0] != 1:
-        raise PageError(f"run: layer {layer} holds {list(matrix.shape)}; a page shows one text, [1, heads, queries, keys]")
+        raise PageError(
+            f"run: layer {layer} holds {list(matrix.shape)}; a page shows one text, [1, heads, queries, keys]"
+        )
     _, heads, queries, keys = matrix.shape
     if not queries == keys == tokens:
-        raise PageError(f"run: layer {layer} holds {queries} queries and {keys} keys for {tokens} tokens; record one forward pass")
+        raise PageError(
+            f"run: layer {layer} holds {queries} queries and {keys} keys for {tokens} tokens; record one forward pass"
+        )
     drawable = why_not_drawn(matrix) is None
     return LayerSize(layer, heads, matrix.problem.kv_heads, queries, keys, matrix.problem.head_dim, drawable)
 
 
 def read_layer(layer: int, matrix: AttentionMatrix, plan: Plan) -> Layer:
-    """All readings of one layer that the plan keeps. A few passes over Q Kᵀ; memory of the readings."""
-    from kizuki import attend, masks
+    """All readings of one layer that the plan keeps. Two passes over Q Kᵀ and two for L; memory of the readings."""
+    from kizuki import Observe
 
     problem = matrix.problem
     reason = why_not_drawn(matrix)
-    rule = matrix.visible_range()
+    rule = None if reason is not None else matrix.visible_range()
     _, heads, queries, keys = matrix.shape
-    result = Layer(
+    full = layer in plan.full
+    k = 0 if full else min(plan.top, keys)
+    side = min(plan.side, queries), min(plan.side, keys)
+    seen = matrix.observe(Observe(topk=max(1, k), entropy=True, received=True, distance=True, pool=side))
+    weights, places = _asked(seen.topk)
+    statistics = {
+        "entropy": _asked(seen.entropy)[0],
+        "max": weights[0, :, :, 0],
+        "distance": _asked(seen.distance)[0],
+        "other_distance": _distance_without_first(matrix),
+        "first_key": matrix[0, :, :, 0] if rule is None else _near(matrix, rule, None),
+        "previous": _previous(matrix) if rule is None else _near(matrix, rule, -1),
+    }
+    means = {name: _means(values) for name, values in statistics.items()}
+    means["effective"] = _means(statistics["entropy"].exp())
+    return Layer(
         layer=layer,
         reason=reason,
-        ranges=None if rule is None or reason is not None else _ranges(rule, heads, queries),
+        ranges=None if rule is None else _ranges(rule, heads, queries),
         dim=problem.head_dim,
         scale=matrix.scale,
         softcap=problem.softcap,
         sinks=None if problem.sinks is None else [float(s) for s in problem.sinks],
+        rows={name: _floats(values) for name, values in statistics.items() if full or name in plan.rows},
+        received=_floats(_asked(seen.received)[0]),
+        picture=_floats(_asked(seen.pool)[0]),
+        top=(_floats(weights[0]), places[0].cpu().numpy()) if k > 0 else None,
+        lse=_floats(matrix.lse[0]),
+        means=means,
     )
-    full = layer in plan.full
-    lse = matrix.lse[0]
-    result.lse = _floats(lse)
-    k = 0 if full else min(plan.top, keys)
-    weights, places = matrix.topk(max(1, k))
-    if k > 0:
-        result.top = _floats(weights[0]), places[0].cpu().numpy()
 
-    # The distance without the first key: the same attention with key 0 hidden, so that its weights sum to 1 again.
-    others = masks.keys(torch.arange(keys, device=matrix.device) > 0)
+
+T = TypeVar("T")
+
+
+def _asked(reading: T | None) -> T:
+    """A reading that was asked for, and is therefore there."""
+    if reading is None:
+        raise PageError("run: a reading that was asked for is missing; report this as a fault of kizuki")
+    return reading
+
+
+def _distance_without_first(matrix: AttentionMatrix) -> torch.Tensor:
+    """Distance of the same attention with key 0 hidden, so that the other weights sum to 1; NaN where none is left."""
+    from kizuki import attend, masks
+
+    problem = matrix.problem
+    others = masks.keys(torch.arange(problem.keys, device=matrix.device) > 0)
     rest = attend(
         matrix.query,
         matrix.key,
@@ -114,23 +151,8 @@ def read_layer(layer: int, matrix: AttentionMatrix, plan: Plan) -> Layer:
         softcap=problem.softcap,
         backend=matrix.plan().backend,
     )
-    alone = rest.lse[0] == -math.inf
-    statistics = {
-        "entropy": matrix.entropy()[0],
-        "max": weights[0, :, :, 0],
-        "distance": matrix.distance()[0],
-        "other_distance": rest.distance()[0].masked_fill(alone, math.nan),
-        "first_key": matrix[0, :, :, 0] if reason else _near(matrix, lse, None),
-        "previous": _previous(matrix) if reason else _near(matrix, lse, -1),
-    }
-    for name, values in statistics.items():
-        if full or name in plan.rows:
-            result.rows[name] = _floats(values)
-        result.means[name] = _means(values)
-    result.means["effective"] = _means(statistics["entropy"].exp())
-    result.received = _floats(matrix.received()[0])
-    result.picture = _floats(matrix.pool(min(plan.side, queries), min(plan.side, keys))[0])
-    return result
+    distance: torch.Tensor = rest.distance()[0].masked_fill(rest.lse[0] == -math.inf, math.nan)
+    return distance
 
 
 def _floats(values: torch.Tensor) -> Floats:
@@ -158,7 +180,7 @@ def _ranges(rule: tuple[torch.Tensor, torch.Tensor], heads: int, queries: int) -
     return both.astype("<i4").tobytes()
 
 
-def _near(matrix: AttentionMatrix, lse: torch.Tensor, step: int | None) -> torch.Tensor:
+def _near(matrix: AttentionMatrix, rule: tuple[torch.Tensor, torch.Tensor], step: int | None) -> torch.Tensor:
     """Weight of every query on the first key (`step` None) or on its neighbour, [heads, queries], from q, k and L.
 
     One product a query. Not defined (NaN) where there is no such key, 0 where it is not visible.
@@ -166,8 +188,6 @@ def _near(matrix: AttentionMatrix, lse: torch.Tensor, step: int | None) -> torch
     problem = matrix.problem
     query = matrix.query[0].to(torch.float32)  # [heads, queries, head_dim]
     key = matrix.key[0].to(torch.float32).repeat_interleave(problem.heads // problem.kv_heads, 0)
-    rule = matrix.visible_range()
-    assert rule is not None  # told by the caller: the layer is drawable
     own = torch.arange(problem.queries, device=matrix.device)  # as many keys as queries: size_of saw to it
     place = torch.zeros_like(own) if step is None else own + step
     there = (place >= 0) & (place < problem.keys)
@@ -176,7 +196,7 @@ def _near(matrix: AttentionMatrix, lse: torch.Tensor, step: int | None) -> torch
     if problem.softcap is not None:
         score = problem.softcap * torch.tanh(score / problem.softcap)
     seen = (place >= rule[0][0]) & (place < rule[1][0])
-    weight = torch.where(seen, torch.exp(score - lse), 0.0)
+    weight = torch.where(seen, torch.exp(score - matrix.lse[0]), 0.0)
     return torch.where(there, weight, math.nan)
 
 
@@ -203,11 +223,12 @@ def tokens_of(run: Run) -> dict[str, Any]:
     covered = 0
     for i, (start, stop) in enumerate(tokens.offsets):
         shared = not tokens.special[i] and (
-            start < covered or (i + 1 < len(tokens.offsets) and not tokens.special[i + 1] and tokens.offsets[i + 1][0] < stop)
+            start < covered
+            or (i + 1 < len(tokens.offsets) and not tokens.special[i + 1] and tokens.offsets[i + 1][0] < stop)
         )
         gaps.append(tokens.text[covered:start] if start > covered else "")
         texts.append(tokens.text[max(start, covered) : stop])
-        chips.append(bool(tokens.special[i] or shared))
+        chips.append("special" if tokens.special[i] else "piece" if shared else "")
         covered = max(covered, stop)
     return {
         "ids": list(tokens.ids),
@@ -224,7 +245,8 @@ def predictions_of(run: Run) -> dict[str, Any] | None:
     if run.predictions is None:
         return None
     number: dict[int, int] = {}
-    names, choices, probabilities = [], [], []
+    names: list[str] = []
+    choices, probabilities = [], []
     for position in run.predictions:
         line = []
         for token, label, _ in position:
@@ -237,25 +259,49 @@ def predictions_of(run: Run) -> dict[str, Any] | None:
     return {"names": names, "ids": list(number), "choices": choices, "probabilities": probabilities}
 
 
-def provenance(run: Run, matrix: AttentionMatrix) -> Iterator[dict[str, str]]:
+def provenance(run: Run, held: Sequence[int], matrix: AttentionMatrix) -> Iterator[dict[str, str]]:
     """How the run was made, in both languages."""
 
     def fact(en: str, ja: str, value: object) -> dict[str, str]:
         return {"en": en, "ja": ja, "value": str(value)}
 
-    recording = run.recording
+    recording, source = run.recording, run.source
     _, heads, queries, _ = matrix.shape
-    rules = list(dict.fromkeys(recording.rule(layer) for layer in recording.layers))
+    rules = list(dict.fromkeys(recording.rule(layer) for layer in recording.layers if layer in held))
     yield fact("Model", "モデル", recording.model_name)
+    # of a local folder only its name: a page is made to be passed on
+    origin = Path(source.origin).name if Path(source.origin).is_absolute() else source.origin
+    if origin:
+        yield fact("From", "入手元", origin)
     yield fact("Tokens", "トークン数", queries)
-    yield fact("Layers recorded", "記録した層", ", ".join(map(str, recording.layers)))
+    yield fact("Layers recorded", "記録した層", spans(held))
     yield fact("Heads, key heads", "ヘッド数、キーのヘッド数", f"{heads}, {matrix.problem.kv_heads}")
     yield fact("Mask rule", "マスクの規則", "; ".join(rules))
     yield fact("Recorded as", "記録の型", f"{str(matrix.dtype).removeprefix('torch.')}, {matrix.device}")
     yield fact("Scale", "scale", f"{matrix.scale:.9g}")
     yield fact("Readings by", "読み取り", matrix.plan())
-    versions = " · ".join(f"{name} {metadata.version(name)}" for name in ("kizuki", "torch", "transformers", "numpy") if _installed(name))
+    if "forward" in run.seconds:
+        yield fact("Forward pass", "順伝播", f"{run.seconds['forward']:.2f} s")
+    versions = " · ".join(
+        f"{name} {metadata.version(name)}"
+        for name in ("kizuki", "torch", "transformers", "numpy")
+        if _installed(name)
+    )
     yield fact("Versions", "バージョン", f"{versions} · Python {platform.python_version()}")
+    yield fact("Made", "作成", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC")
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 5] as "0–2, 5"."""
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and n == parts[-1][-1] + 1:
+            parts[-1].append(n)
+        else:
+            parts.append([n])
+    return ", ".join(
+        f"{part[0]}–{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts
+    )
 
 
 def _installed(name: str) -> bool:

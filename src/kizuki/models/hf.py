@@ -191,10 +191,11 @@ def _numbered(found: list[tuple[str, nn.Module]]) -> dict[int, tuple[str, nn.Mod
 
 def _is_cross(path: str, module: nn.Module) -> bool:
     """Whether a module attends from one sequence to another."""
-    return bool(getattr(module, "is_cross_attention", False)) or any(part in CROSS for part in path.split("."))
+    return bool(getattr(module, "is_cross_attention", False)) or any(
+        part in CROSS for part in path.split(".")
+    )
 
 
-@functools.lru_cache(maxsize=None)
 def _asks_for_interface(cls: type) -> bool:
     """Whether a method of a module's class calls `get_interface`: read off its byte code, so nothing runs."""
     if any(base.__name__ == "PreTrainedModel" for base in cls.__mro__):

@@ -98,7 +98,10 @@ def finish(model: Any, logits: Tensor) -> Tensor:
 
 def _check_head(model: Any, head: nn.Module) -> None:
     """Raise unless head and finish give the model's own logits, on two tokens."""
-    ids = torch.tensor([[0, 1]], device=next(model.parameters()).device) % model.config.get_text_config().vocab_size
+    ids = (
+        torch.tensor([[0, 1]], device=next(model.parameters()).device)
+        % model.config.get_text_config().vocab_size
+    )
     with torch.no_grad():
         mine = finish(model, head(model.base_model(input_ids=ids, use_cache=False)[0]).float())
         own = model(input_ids=ids, use_cache=False).logits.float()

@@ -85,7 +85,7 @@ def recorder(
     name: str | None = None,
     on_layer: Callable[[int, int], None] | None = None,
 ) -> Iterator[Recording]:
-    """`record` under a name of the caller's, which also calls `on_layer(done, total)` as each attention layer of a pass has run."""
+    """`record` under a name of the caller's; calls `on_layer(done, total)` as each layer of a pass has run."""
     hf.interface()
     found = hf.attention_layers(model)
     config = getattr(model, "config", None)
@@ -224,13 +224,16 @@ class _Recorder:
         )
 
     def _rules(self, call: hf.Call) -> list[Rule]:
-        """The rules of this call's mask; one reading for all the layers that share the tensor."""
+        """The rules of this call's mask; one reading for all the layers that share the tensor.
+
+        The tensor is held until the pass ends, so that no other can get its id.
+        """
         if call.mask is None:
             return without_mask(call)
         key = id(call.mask)
         if key not in self.rules:
             try:
-                self.rules[key] = (call.mask, with_mask(call))  # held until the pass ends, so the id stays its own
+                self.rules[key] = (call.mask, with_mask(call))
             except RecordError as error:
                 self.rules[key] = (call.mask, error)
         rules = self.rules[key][1]

@@ -124,7 +124,7 @@ class Recording:
         >>> with kizuki.record(model) as recording:
         ...     _ = model(torch.tensor([[1, 2, 3, 4, 5]]))
         >>> recording[1].shape, recording.rule(1)
-        ((1, 2, 5, 5), 'causal')
+        (torch.Size([1, 2, 5, 5]), 'causal')
     """
 
     def __init__(self, model_name: str, layers: Sequence[int], heads: Sequence[int] | None) -> None:

@@ -99,7 +99,9 @@ def from_tensor(mask: Tensor, batch: int, queries: int, keys: int) -> Rule:
             raise RecordError(f"the mask is {part.dtype}, which says neither what is visible nor what to add")
         seen = part == 0
         if not bool((seen | (part <= ABSENT)).all()):
-            raise RecordError("the mask adds numbers to the scores (a bias, as ALiBi does), which is not kept")
+            raise RecordError(
+                "the mask adds numbers to the scores (a bias, as ALiBi does), which is not kept"
+            )
         return seen
 
     return derive(rows, queries, keys)

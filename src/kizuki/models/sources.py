@@ -100,7 +100,9 @@ def load(name: str, *, dtype: torch.dtype = torch.float32, progress: Progress | 
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise SourceError(f"model {name}: the folder has no config.json; give a folder of save_pretrained")
+            raise SourceError(
+                f"model {name}: the folder has no config.json; give a folder of save_pretrained"
+            )
         return _load(name, path, dtype, str(path), progress)
     if path.exists():
         raise SourceError(f"model {name}: is a file; give the folder that holds the model")
@@ -200,14 +202,19 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def _one_line(name: str, local: bool) -> Iterator[None]:
     """What transformers raises when a model is not there or not readable, as one SourceError."""
+    from safetensors import SafetensorError
+
     try:
         yield
     except SourceError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        if "safetensors" in reason and ("pytorch_model.bin" in reason or "does not appear to have" in reason):
-            mend = "has no model.safetensors, and pickled weights are not read; convert it with save_pretrained"
+        plain = not any(Path(name).expanduser().glob("*.safetensors")) if local else "safetensors" in reason
+        if plain and name not in PACKAGES:
+            mend = (
+                "has no model.safetensors, and pickled weights are not read; convert it with save_pretrained"
+            )
         elif local:
             mend = f"cannot be read: {reason[:160]}"
         else:

@@ -13,7 +13,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-SIGNS = {"\n": "⏎", "\r": "␍", "\t": "⇥", "\u200d": "ZWJ", "\ufe0e": "VS15", "\ufe0f": "VS16", "\u00a0": "NBSP"}
+SIGNS = {
+    "\n": "⏎",
+    "\r": "␍",
+    "\t": "⇥",
+    "\u200d": "ZWJ",
+    "\ufe0e": "VS15",
+    "\ufe0f": "VS16",
+    "\u00a0": "NBSP",
+}
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
@@ -60,11 +68,15 @@ def tokenize(tokenizer: Any, text: str) -> Tokens:
     if not text:
         raise TextError("text is empty; give at least one word")
     if not getattr(tokenizer, "is_fast", False):
-        raise TextError(f"{type(tokenizer).__name__} gives no character offsets; use the model's fast tokenizer")
+        raise TextError(
+            f"{type(tokenizer).__name__} gives no character offsets; use the model's fast tokenizer"
+        )
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise TextError(f"text is not Unicode text (half a surrogate pair at character {error.start})") from None
+        raise TextError(
+            f"text is not Unicode text (half a surrogate pair at character {error.start})"
+        ) from None
     coded = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     ids: list[int] = list(coded["input_ids"])
     added = [bool(flag) for flag in coded["special_tokens_mask"]]
@@ -217,7 +229,9 @@ def _from_offsets(
     """Labels from the tokenizer's own offsets; tokens that share one span are its pieces."""
     # Tokens with one span are pieces of what it covers: bytes of a character, or of a character that the
     # normalizer took apart.
-    total = Counter(span for span, skip in zip(reported, added, strict=True) if not skip and span[0] < span[1])
+    total = Counter(
+        span for span, skip in zip(reported, added, strict=True) if not skip and span[0] < span[1]
+    )
     passed: Counter[tuple[int, int]] = Counter()
     labels = []
     for (a, b), name, token in zip(reported, names, ids, strict=True):

@@ -22,6 +22,7 @@ export function poolBlocks(head, rowStart, rowStop, keyStart, keyStop, block, ch
   const mass = new Float32Array(rows * cols);
   const peak = new Float32Array(rows * cols);
   const sums = new Float64Array(cols);
+  const weights = new Float64Array(keyStop);
   for (let r = 0; r < rows; r += 1) {
     const begin = rowStart + r * block;
     const end = Math.min(rowStop, begin + block);
@@ -30,8 +31,9 @@ export function poolBlocks(head, rowStart, rowStop, keyStart, keyStop, block, ch
       const from = Math.max(keyStart, head.first[i]);
       const to = Math.min(keyStop, head.stop[i]);
       let rowSum = 0;
+      head.fillRow(i, from, to, weights);
       for (let j = from; j < to; j += 1) {
-        const weight = head.weightOf(i, head.score(i, j));
+        const weight = weights[j];
         const c = ((j - keyStart) / block) | 0;
         sums[c] += weight;
         rowSum += weight;

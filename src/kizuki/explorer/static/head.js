@@ -51,10 +51,37 @@ export class Head {
     return lse === -Infinity ? 0 : Math.exp(score - lse);
   }
 
+  /** Weights of query i on the visible keys of from..to-1, written to out[j]; four keys at a time, which
+      reads q a quarter as often. */
+  fillRow(i, from, to, out) {
+    const { q, k, dim, scale, softcap } = this;
+    const lse = this.lse[i];
+    const begin = i * dim, end = begin + dim;
+    let j = from;
+    for (; j + 3 < to; j += 4) {
+      let s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+      let k0 = j * dim, k1 = k0 + dim, k2 = k1 + dim, k3 = k2 + dim;
+      for (let d = begin; d < end; d += 1) {
+        const x = q[d];
+        s0 += x * k[k0++];
+        s1 += x * k[k1++];
+        s2 += x * k[k2++];
+        s3 += x * k[k3++];
+      }
+      out[j] = scale * s0;
+      out[j + 1] = scale * s1;
+      out[j + 2] = scale * s2;
+      out[j + 3] = scale * s3;
+    }
+    for (; j < to; j += 1) out[j] = scale * dot(q, begin, k, j * dim, dim);
+    if (softcap !== null) for (j = from; j < to; j += 1) out[j] = softcap * Math.tanh(out[j] / softcap);
+    for (j = from; j < to; j += 1) out[j] = lse === -Infinity ? 0 : Math.exp(out[j] - lse);
+  }
+
   /** Weights of query i over all keys. */
   row(i, out = new Float64Array(this.keys)) {
     out.fill(0);
-    for (let j = this.first[i]; j < this.stop[i]; j += 1) out[j] = this.weightOf(i, this.score(i, j));
+    this.fillRow(i, this.first[i], this.stop[i], out);
     return out;
   }
 

@@ -103,7 +103,6 @@ class Page {
   chooseToken(token, other = false) {
     const reads = this.store.state.direction === "reads";
     this.store.set({ [reads === !other ? "query" : "key"]: token });
-    this.text.reveal(token);
   }
 
   openHelp() {
@@ -112,17 +111,21 @@ class Page {
   }
 
   changed(changed) {
+    this.busy = true; // until a refresh has caught up
     clearTimeout(this.hashTimer);
     this.hashTimer = setTimeout(() => {
       const hash = formatHash(this.store.state);
       if (hash !== location.hash) history.replaceState(null, "", hash);
     }, 200);
     if (changed.has("scale")) this.restyle();
-    if (changed.has("query") || changed.has("key")) this.map.state && this.followSoon();
+    const { state } = this.store;
+    const chosen = state.direction === "reads" ? "query" : "key";
+    if (changed.has(chosen) || changed.has("direction")) this.text.reveal(state[chosen]);
+    if ((changed.has("query") || changed.has("key")) && this.map.state) this.follow();
     this.refreshSoon();
   }
 
-  followSoon() {
+  follow() {
     this.map.state = this.store.state;
     this.map.follow();
   }
@@ -165,6 +168,7 @@ class Page {
       if (!current()) return;
       this.showReading(reading, model, { layer, head, direction: state.direction, subject });
       await this.showNumbers(layer, head, query, state.key, current);
+      if (current()) this.busy = false;
     } catch (error) {
       if (current()) this.fail(error);
     }
@@ -232,13 +236,13 @@ class Page {
     const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === null ? t("undefined") : digits(value)} ${t(`${state.measure}_unit`)}`;
     say(byId("atlas-cell"), name.trim());
     byId("atlas").setAttribute("aria-label", name);
-    const notes = [t("mean_over", { n: this.meta.queries }), `${t(state.measure)}: ${t(`${state.measure}_note`, { bound: digits(this.meta.bound) })}.`];
+    const notes = [t("mean_over", { n: this.meta.queries }), `${t(state.measure)}: ${t(`${state.measure}_note`, { bound: digits(this.meta.bound) })}${this.language === "ja" ? "。" : "."}`];
     if (state.measure === "first_key") {
       const all = this.meta.means.first_key.flat();
       notes.push(t("sink_rate", { p: percent(all.filter((v) => v > 0.3).length / all.length) }));
     }
     if (this.meta.layers.some((info) => !info.full)) notes.push(t("atlas_partial"));
-    say(byId("atlas-note"), notes.join(" ").replace(/。\./g, "。").replace(/\)\./g, ")."));
+    say(byId("atlas-note"), notes.join(" "));
     this.showAtlasTwin();
   }
 
@@ -265,7 +269,8 @@ class Page {
       this.pictures.open(model, coarse);
     }
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
-    const margins = { received: seen && Float32Array.from(received, (sum, j) => sum / Math.max(1, seen[j])), row, rowTop: rowTop(state.row, row, ranges, this.meta.keys) };
+    const mean = seen && Float32Array.from(received, (sum, j) => sum / Math.max(1, seen[j]));
+    const margins = { received: mean, receivedTop: mean && largest(mean), row, rowTop: rowTop(state.row, row, ranges, this.meta.keys) };
     this.map.show({ state, ranges, margins, table: this.colours, scale: this.scale });
     this.model = model;
     say(byId("map-title"), `${this.t("layer")} ${layer} · ${this.t("head")} ${head}`);
@@ -290,7 +295,9 @@ class Page {
       say(status, t("disagree", { n: pictures.check.bad.length, d: digits(pictures.check.worst) }));
     } else say(status, t("checked", { n: meta.queries, d: digits(pictures.check.worst) }));
     const block = pictures.head === null ? t("block_of", { r: Math.round(meta.queries / meta.picture.rows), c: Math.round(meta.keys / meta.picture.cols) }) : "";
-    say(byId("map-note"), [t("top_margin") + (this.language === "en" ? "." : "。"), t(state.pool === "mass" || pictures.head === null ? "mass_note" : "peak_note"), block].join(" "));
+    const { receivedTop, rowTop: top, row } = this.map.margins;
+    const sides = [receivedTop === null ? "" : t("top_margin", { v: digits(receivedTop) }), row === null ? "" : t("left_margin", { name: t(state.row), v: digits(top) })];
+    say(byId("map-note"), [...sides, t(state.pool === "mass" || pictures.head === null ? "mass_note" : "peak_note"), block].join(" "));
   }
 
   showCell(hovered) {
@@ -346,8 +353,12 @@ function rowTop(name, row, ranges, keys) {
     return Math.log(Math.max(2, most));
   }
   if (name === "max" || name === "first_key" || name === "previous" || row === null) return 1;
+  return largest(row);
+}
+
+function largest(values) {
   let top = 0;
-  for (const value of row) if (value > top) top = value;
+  for (const value of values) if (value > top) top = value;
   return top || 1;
 }
 

@@ -21,7 +21,7 @@ export class MatrixMap {
     attachGestures(this);
   }
 
-  /** What to draw: { state, ranges, margins { received, row, rowTop }, table, scale }. */
+  /** What to draw: { state, ranges, margins { received, receivedTop, row, rowTop }, table, scale }. */
   show(what) {
     const restyled = what.table !== this.table || what.scale !== this.scale || what.ranges !== this.ranges;
     Object.assign(this, what);
@@ -32,10 +32,10 @@ export class MatrixMap {
   geometry() {
     const width = this.canvas.parentElement.clientWidth;
     const narrow = width < 420;
-    const left = narrow ? 56 : 88, top = narrow ? 56 : 80, margin = narrow ? 22 : 34;
+    const left = narrow ? 56 : 88, top = narrow ? 52 : 66, margin = narrow ? 22 : 34;
     const tallest = Math.max(220, Math.min(900, window.innerHeight * 0.78 - top - margin));
-    const side = Math.max(120, Math.min(width - left - margin - 6, tallest));
-    return { left, top, margin, side, x0: left + margin, y0: top + margin, width: left + margin + side + 4, height: top + margin + side + 4 };
+    const side = Math.max(120, Math.min(width - left - margin - 14, tallest));
+    return { left, top, margin, side, x0: left + margin, y0: top + margin, width: left + margin + side + 14, height: top + margin + side + 4 };
   }
 
   get cellSize() {
@@ -217,7 +217,7 @@ export class MatrixMap {
 
   /** Bars for each screen pixel: the largest value among the tokens it covers. */
   paintMargins(context, g) {
-    const { received, row, rowTop } = this.margins ?? {};
+    const { received, receivedTop, row, rowTop } = this.margins;
     context.fillStyle = cssVariable("--bar");
     const bars = (values, start, top, draw) => {
       const count = values.length;
@@ -234,7 +234,7 @@ export class MatrixMap {
       }
     };
     const deep = g.margin - 6;
-    if (received) bars(received, this.view.x, 1, (at, wide, share) => context.fillRect(g.x0 + at, g.y0 - 3 - deep * share, wide, deep * share));
+    if (received) bars(received, this.view.x, receivedTop, (at, wide, share) => context.fillRect(g.x0 + at, g.y0 - 3 - deep * share, wide, deep * share));
     if (row) bars(row, this.view.y, rowTop, (at, wide, share) => context.fillRect(g.x0 - 3 - deep * share, g.y0 + at, deep * share, wide));
     context.strokeStyle = cssVariable("--line");
     context.strokeRect(g.x0 - 0.5, g.y0 - 3 - deep, g.side, deep);
@@ -248,12 +248,12 @@ export class MatrixMap {
     context.font = "11px system-ui, 'Noto Sans CJK JP', sans-serif";
     context.textBaseline = "middle";
     const step = cell >= 12 ? 1 : niceStep(40 / cell);
-    const name = (i) => (cell >= 12 ? shorten(visibleLabel(labels[i], 12), context, g.left - 10) : String(i));
+    const name = (i, limit) => (cell >= 12 ? shorten(visibleLabel(labels[i], 12), context, limit) : String(i));
     const firstOf = (start) => Math.ceil(start / step) * step;
     context.textAlign = "right";
     for (let i = firstOf(this.view.y); i < Math.min(this.meta.queries, this.view.y + this.view.size); i += step) {
       const y = g.y0 + (i + 0.5 - this.view.y) * cell;
-      if (y >= g.y0 && y < g.y0 + g.side) this.label(context, name(i), g.left - 4, y, i === this.state.query);
+      if (y >= g.y0 && y < g.y0 + g.side) this.label(context, name(i, g.left - 8), g.left - 4, y, i === this.state.query);
     }
     context.textAlign = "left";
     for (let j = firstOf(this.view.x); j < Math.min(this.meta.keys, this.view.x + this.view.size); j += step) {
@@ -263,7 +263,7 @@ export class MatrixMap {
       context.translate(x, g.top - 4);
       if (cell >= 12) context.rotate(-Math.PI / 2);
       else context.textAlign = "center";
-      this.label(context, name(j), 0, 0, j === this.state.key);
+      this.label(context, name(j, g.top - 8), 0, 0, j === this.state.key);
       context.restore();
     }
   }

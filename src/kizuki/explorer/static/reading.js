@@ -74,6 +74,6 @@ export function digits(value) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  const text = size >= 1e5 || size < 1e-4 ? value.toExponential(2) : value.toPrecision(4);
+  const text = size >= 1e5 || size < 1e-4 ? value.toExponential(3) : value.toPrecision(4);
   return text.replace("-", "−");
 }

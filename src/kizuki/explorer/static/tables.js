@@ -54,8 +54,8 @@ export class ReadingTable {
     }
     if (reading.total === 0) return t(direction === "reads" ? "sees_nothing" : "read_by_none");
     const p = percent(massShown(reading, { count: shown }));
-    const complete = reading.exact && shown === reading.list.length;
-    return complete ? t("table_all", { n: shown, p }) : t("table_cut", { n: shown, all: reading.exact ? reading.list.length : "?", p });
+    if (!reading.exact) return t("table_partial", { n: shown, p });
+    return shown === reading.list.length ? t("table_all", { n: shown, p }) : t("table_cut", { n: shown, all: reading.list.length, p });
   }
 }
 
@@ -83,7 +83,7 @@ export function neighbours(head, query, key, labels, refused, t) {
 
 /** What the head and the chosen row measure. rows: measure -> value of the row, null where it is left out. */
 export function showNumbers({ layer, head, means, rows, visible, received, t }) {
-  const line = (name, row, mean, note) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "n" }, row), h("td", { class: "n" }, mean), h("td", { class: "note" }, note));
+  const line = (name, row, mean, note) => h("tr", {}, h("th", { scope: "row" }, name, note ? h("small", {}, note) : null), h("td", { class: "n" }, row), h("td", { class: "n" }, mean));
   const unit = (name) => t(`${name}_unit`);
   const withUnit = (value, name) => `${digits(value)}${unit(name) && Number.isFinite(value) ? ` ${unit(name)}` : ""}`;
   const lines = MEASURES.map((name) => {
@@ -106,7 +106,7 @@ export function showPrediction(meta, token, t) {
   const box = byId("next");
   if (!meta.predictions) {
     say(byId("next-title"), "");
-    box.replaceChildren(h("p", { class: "note" }, t(meta.has_head ? "no_predictions" : "no_head")));
+    box.replaceChildren(h("p", { class: "note" }, meta.note || t(meta.has_head ? "no_predictions" : "no_head")));
     return;
   }
   say(byId("next-title"), t("next_after", { token: visibleLabel(labels[token]), i: token }));
@@ -120,6 +120,6 @@ export function showPrediction(meta, token, t) {
     return h("tr", { class: here ? "actual" : "" }, h("td", { class: "label" }, visibleLabel(names[choice])), h("td", { class: "n w" }, digits(p)),
       h("td", { class: "barcell", "aria-hidden": "true" }, bar), h("td", { class: "note" }, here ? `← ${t("actual")}` : ""));
   });
-  const head = h("tr", {}, h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "n" }, t("probability")), h("td", {}), h("td", {}));
+  const head = h("tr", {}, h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "n" }, t("probability")), h("td", { class: "barcell" }), h("td", {}));
   box.replaceChildren(h("table", { class: "reading" }, h("thead", {}, head), h("tbody", {}, ...rows)));
 }

@@ -23,8 +23,9 @@ export class TextPanel {
     const parts = [];
     for (let i = 0; i < labels.length; i += 1) {
       if (gaps[i]) parts.push(gaps[i]);
-      const shown = chips[i] ? visibleLabel(labels[i]) : texts[i].replace(/\n/g, "⏎\n");
-      const span = h("span", { class: chips[i] ? "t chip" : "t", id: `t${i}`, role: "option", "aria-selected": "false" }, shown);
+      const [kind, shown] = look(labels[i], texts[i], chips[i]);
+      const span = h("span", { class: kind, id: `t${i}`, role: "option", "aria-selected": "false" }, shown);
+      if (chips[i]) span.setAttribute("aria-label", labels[i]);
       span.token = i;
       this.spans.push(span);
       parts.push(span);
@@ -143,4 +144,11 @@ export class TextPanel {
     context.strokeRect(0.5, (this.list.scrollTop / whole) * height + 0.5, width - 1, (this.list.clientHeight / whole) * height - 1);
     context.globalAlpha = 1;
   }
+}
+
+/** Class and text of a token. Of a character cut into pieces the first piece shows it, the others their number. */
+function look(label, text, chip) {
+  if (chip === "special") return ["t chip", visibleLabel(label)];
+  if (chip === "piece" && text === "") return ["t piece", /(\d+)\/\d+$/.exec(label)?.[1] ?? "·"];
+  return ["t", text === "" ? "∅" : text.replace(/\n/g, "⏎\n")];
 }

@@ -53,7 +53,9 @@ def causal(queries: int, keys: int, align: str = "upper_left") -> np.ndarray:
     return grid(queries, keys, lambda i, j: j <= i + shift)
 
 
-def window(queries: int, keys: int, left: int | None, right: int | None, align: str = "upper_left") -> np.ndarray:
+def window(
+    queries: int, keys: int, left: int | None, right: int | None, align: str = "upper_left"
+) -> np.ndarray:
     shift = keys - queries if align == "lower_right" else 0
 
     def sees(i: int, j: int) -> bool:
@@ -160,7 +162,11 @@ def plain(
     if order is not None:
 
         def moved(columns: Any) -> Any:
-            return columns if columns is None or not columns.ndim or columns.shape[-1] == 1 else columns[..., order]
+            return (
+                columns
+                if columns is None or not columns.ndim or columns.shape[-1] == 1
+                else columns[..., order]
+            )
 
         others = {"scale": scale, "softcap": softcap, "sinks": sinks, "dtype": dtype}
         value = key if value is None else value
@@ -171,11 +177,19 @@ def plain(
     dtype = query.dtype if dtype is None else dtype
     q, k, v = (t.to(dtype) for t in (query, key, value))
     heads = max((t.shape[-3] for t in (q, k) if t.dim() > 2), default=1)
-    k, v = (t if t.dim() < 3 or t.shape[-3] in (1, heads) or heads == 1 else _repeat(t, heads) for t in (k, v))
-    seen = torch.ones((), dtype=torch.bool) if visible is None else torch.from_numpy(np.array(_plain_array(visible)))
+    k, v = (
+        t if t.dim() < 3 or t.shape[-3] in (1, heads) or heads == 1 else _repeat(t, heads) for t in (k, v)
+    )
+    seen = (
+        torch.ones((), dtype=torch.bool)
+        if visible is None
+        else torch.from_numpy(np.array(_plain_array(visible)))
+    )
     if bias is not None:
         seen = seen & (bias != -INF)
-    full = torch.broadcast_shapes((*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2]))
+    full = torch.broadcast_shapes(
+        (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
+    )
     seen = seen.expand(full)
     used = seen.any(-2).unsqueeze(-1)
     k = torch.where(used, k, 0.0)
@@ -214,5 +228,7 @@ def _repeat(tensor: Tensor, heads: int) -> Tensor:
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Normal numbers that depend on shape and seed only."""
-    generator = torch.Generator().manual_seed(seed + 7919 * sum((n + 1) * (at + 1) for at, n in enumerate(shape)))
+    generator = torch.Generator().manual_seed(
+        seed + 7919 * sum((n + 1) * (at + 1) for at, n in enumerate(shape))
+    )
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)

@@ -95,7 +95,9 @@ LAYOUTS: dict[str, Callable[[], tuple[Tensor, ...]]] = {
     "expanded width": lambda: _qkv(lambda s: randn(2, 3, 19, 1, seed=s).expand(-1, -1, -1, 8)),
     "batch and heads swapped": lambda: _qkv(lambda s: randn(3, 2, 19, 8, seed=s).transpose(0, 1)),
     "all three one tensor": lambda: (x := randn(2, 3, 19, 8), x, x),
-    "rank 5 with permuted batch axes": lambda: _qkv(lambda s: randn(3, 2, 2, 19, 8, seed=s).permute(1, 0, 2, 3, 4)),
+    "rank 5 with permuted batch axes": lambda: _qkv(
+        lambda s: randn(3, 2, 2, 19, 8, seed=s).permute(1, 0, 2, 3, 4)
+    ),
 }
 
 
@@ -113,7 +115,9 @@ def test_layouts(name: str, backend: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "backend"), [(d, b) for d in (F16, BF16, F32, F64) for b in backends_for(d)]
 )
-@pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 4.0, "scale": 0.2}], ids=["bare", "options"])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True, "softcap": 4.0, "scale": 0.2}], ids=["bare", "options"]
+)
 def test_dtypes(dtype: torch.dtype, backend: str, options: dict[str, Any]) -> None:
     query, key, value = (randn(2, 6, 37, 24, seed=s, dtype=dtype) for s in range(3))
     options = dict(options)
@@ -220,7 +224,9 @@ def test_what_was_written_to_is_read_again(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "portable"])
-@pytest.mark.parametrize("name", ["primes", "9 query heads on 3", "127 by 129", "head_dim 31", "one query, many keys"])
+@pytest.mark.parametrize(
+    "name", ["primes", "9 query heads on 3", "127 by 129", "head_dim 31", "one query, many keys"]
+)
 def test_same_bits_for_any_threads_alone_or_in_a_batch(name: str, backend: str) -> None:
     """Contract 10. The portable backend promises it only for the same threads and batch (see its docstring)."""
     query, key, value = tensors(name)

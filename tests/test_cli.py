@@ -309,11 +309,11 @@ def test_doctor_does_without_everything_optional(monkeypatch, tmp_path):
     assert found["versions"]["transformers"] is None
 
 
-def test_the_sample_is_about_600_tokens_of_english_and_japanese():
+def test_the_sample_is_plain_text_in_english_and_japanese():
     text = sample()
-    assert text.isprintable() or set(text) - {"\n"} == {c for c in text if c.isprintable()}
-    assert re.search("[ぁ-ん]", text)
-    assert len(text) > 1000
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert re.search("[ぁ-ん]{2}", text)
+    assert re.search("[a-z]{2}", text)
 
 
 @pytest.mark.model

@@ -45,18 +45,30 @@ ERRORS: dict[str, Error] = {
     "query of one axis": (S, lambda: attend(torch.ones(3), K), ["query", "1 axes", "at least 2", "[3]"]),
     "head_dim differs": (S, lambda: attend(Q, K[..., :7]), ["key", "head_dim 7", "8", "[2, 2, 5, 7]"]),
     "head_dim 0": (S, lambda: attend(Q[..., :0], K[..., :0]), ["query", "head_dim 0", "at least 1"]),
-    "33 heads on 2": (S, lambda: attend(randn(1, 33, 5, 8), randn(1, 2, 5, 8)), ["key", "2 heads", "33", "divide"]),
+    "33 heads on 2": (
+        S,
+        lambda: attend(randn(1, 33, 5, 8), randn(1, 2, 5, 8)),
+        ["key", "2 heads", "33", "divide"],
+    ),
     "more key heads than query heads": (S, lambda: attend(K, Q), ["key", "4 heads", "2", "divide"]),
     "no key heads": (S, lambda: attend(Q, K[:, :0]), ["key", "0 heads", "4"]),
     "batches differ": (S, lambda: attend(Q, randn(3, 2, 5, 8)), ["key", "[3]", "query", "[2]", "equal or 1"]),
     # value
     "value None": (T, lambda: matrix() @ None, ["value", "NoneType"]),
-    "value of another length": (S, lambda: matrix() @ V[:, :, :3], ["value", "3 keys", "key", "5", "same length"]),
+    "value of another length": (
+        S,
+        lambda: matrix() @ V[:, :, :3],
+        ["value", "3 keys", "key", "5", "same length"],
+    ),
     "value of another dtype": (T, lambda: matrix() @ V.half(), ["value", "float16", "float32"]),
     "value on another device": (T, lambda: matrix() @ V.to("meta"), ["value", "meta", "cpu"]),
     "value heads": (S, lambda: matrix() @ randn(2, 3, 5, 6), ["value", "3 heads", "4", "divide"]),
     "value batch": (S, lambda: matrix() @ randn(3, 2, 5, 6), ["value", "[3]", "A has [2]", "equal or 1"]),
-    "attention value": (S, lambda: kizuki.attention(Q, K, V[:, :, :3]), ["kizuki.attention", "value", "3 keys"]),
+    "attention value": (
+        S,
+        lambda: kizuki.attention(Q, K, V[:, :, :3]),
+        ["kizuki.attention", "value", "3 keys"],
+    ),
     "y of another length": (S, lambda: attend(Q, LONG).T @ LONG, ["y", "9 queries", "5"]),
     "y an array": (T, lambda: matrix().T @ V.numpy(), ["y", "ndarray"]),
     "a product that does not meet": (S, lambda: attend(Q, LONG) @ attend(Q, LONG), ["9 keys", "5 queries"]),
@@ -81,14 +93,22 @@ ERRORS: dict[str, Error] = {
         lambda: attend(Q.double(), K.double(), backend="cpu"),
         ["backend", "cpu", "float64", "auto"],
     ),
-    "backend cpu, elsewhere": (O, lambda: attend(META, META, backend="cpu"), ["backend", "cpu", "meta", "auto"]),
+    "backend cpu, elsewhere": (
+        O,
+        lambda: attend(META, META, backend="cpu"),
+        ["backend", "cpu", "meta", "auto"],
+    ),
     # causal and window with queries ≠ keys
     "causal 5 by 9": (
         O,
         lambda: attend(Q, LONG, causal=True),
         ["causal", "5 and 9", "lower_right", "upper_left"],
     ),
-    "window 5 by 9": (O, lambda: attend(Q, LONG, window=(1, 0)), ["window", "5 and 9", "masks.window(1, 0, align="]),
+    "window 5 by 9": (
+        O,
+        lambda: attend(Q, LONG, window=(1, 0)),
+        ["window", "5 and 9", "masks.window(1, 0, align="],
+    ),
     "causal inside a combination": (
         O,
         lambda: attend(Q, LONG, mask=~(masks.causal() | masks.window(1, 0, "lower_right"))),
@@ -99,7 +119,11 @@ ERRORS: dict[str, Error] = {
     "bias integer": (T, lambda: attend(bias=torch.ones(5, 5).long()), ["bias", "int64", "floating"]),
     "bias a number": (T, lambda: attend(bias=1.0), ["bias", "float", "floating tensor"]),
     "bias of another length": (S, lambda: attend(bias=randn(5, 4)), ["bias", "[5, 4]", "[2, 4, 5, 5]"]),
-    "bias that would enlarge A": (S, lambda: attend(bias=randn(3, 2, 4, 5, 5)), ["bias", "[3, 2, 4, 5, 5]", "broadcast"]),
+    "bias that would enlarge A": (
+        S,
+        lambda: attend(bias=randn(3, 2, 4, 5, 5)),
+        ["bias", "[3, 2, 4, 5, 5]", "broadcast"],
+    ),
     "bias of key heads": (S, lambda: attend(bias=randn(2, 5, 5)), ["bias", "[2, 5, 5]", "[2, 4, 5, 5]"]),
     "bias elsewhere": (T, lambda: attend(bias=randn(5, 5).to("meta")), ["bias", "meta", "cpu"]),
     "sinks a list": (T, lambda: attend(sinks=[0.0] * 4), ["sinks", "tensor", "[heads]"]),
@@ -111,19 +135,31 @@ ERRORS: dict[str, Error] = {
     "mask 0 and 1": (T, lambda: attend(mask=torch.ones(5, 5).long()), ["mask", "int64", ".bool()"]),
     "mask a list": (T, lambda: attend(mask=[[True]]), ["mask", "list", "boolean tensor"]),
     "mask a function": (T, lambda: attend(mask=lambda b, h, i, j: j <= i), ["mask", "function"]),
-    "mask of another length": (S, lambda: attend(mask=torch.ones(5, 4).bool()), ["mask", "[5, 4]", "[2, 4, 5, 5]"]),
+    "mask of another length": (
+        S,
+        lambda: attend(mask=torch.ones(5, 4).bool()),
+        ["mask", "[5, 4]", "[2, 4, 5, 5]"],
+    ),
     "mask elsewhere": (T, lambda: attend(mask=torch.ones(5, 5).bool().to("meta")), ["mask", "meta", "cpu"]),
     "mask and": (T, lambda: masks.causal() and masks.window(1, 0), ["truth value", "&, | and ~"]),
     "mask & a float": (T, lambda: masks.causal() & torch.ones(5, 5), ["float32", "boolean"]),
     "float & mask": (T, lambda: torch.ones(5, 5) & masks.causal(), ["float32", "boolean"]),
     "mask | None": (T, lambda: masks.causal() | None, ["NoneType", "boolean tensor"]),
-    "alignment unknown": (O, lambda: masks.causal("bottom"), ["align", "bottom", "lower_right", "upper_left"]),
+    "alignment unknown": (
+        O,
+        lambda: masks.causal("bottom"),
+        ["align", "bottom", "lower_right", "upper_left"],
+    ),
     "window alignment": (O, lambda: masks.window(1, 0, "left"), ["align", "left", "lower_right"]),
     "documents of nothing": (O, lambda: masks.documents(), ["documents", "lengths", "ids"]),
     "documents of both": (O, lambda: masks.documents([5], ids=torch.zeros(5).long()), ["lengths", "ids"]),
     "documents of floats": (T, lambda: masks.documents([2.5, 2.5]), ["lengths", "whole numbers"]),
     "documents negative": (O, lambda: masks.documents([6, -1]), ["lengths", "-1", ">= 0"]),
-    "documents too short": (S, lambda: attend(mask=masks.documents([2, 2])), ["documents", "4", "5", "sum to 5"]),
+    "documents too short": (
+        S,
+        lambda: attend(mask=masks.documents([2, 2])),
+        ["documents", "4", "5", "sum to 5"],
+    ),
     "document ids float": (T, lambda: masks.documents(ids=torch.zeros(5)), ["ids", "integer tensor"]),
     "document ids of a wrong batch": (
         S,
@@ -137,16 +173,32 @@ ERRORS: dict[str, Error] = {
     ),
     "keys float": (T, lambda: masks.keys(torch.ones(5)), ["keys", "float32", "boolean", "True = visible"]),
     "keys too short": (S, lambda: attend(mask=masks.keys(torch.ones(4).bool())), ["keys", "4", "5"]),
-    "keys of a wrong batch": (S, lambda: attend(mask=masks.keys(torch.ones(3, 5).bool())), ["keys", "[3, 5]", "[2, keys]"]),
-    "keys elsewhere": (T, lambda: attend(mask=masks.keys(torch.ones(5).bool().to("meta"))), ["keys", "meta", "cpu"]),
+    "keys of a wrong batch": (
+        S,
+        lambda: attend(mask=masks.keys(torch.ones(3, 5).bool())),
+        ["keys", "[3, 5]", "[2, keys]"],
+    ),
+    "keys elsewhere": (
+        T,
+        lambda: attend(mask=masks.keys(torch.ones(5).bool().to("meta"))),
+        ["keys", "meta", "cpu"],
+    ),
     "lengths of nothing": (O, lambda: masks.lengths(), ["lengths", "query=", "key="]),
     "lengths float": (T, lambda: masks.lengths(key=[1.5]), ["key", "float32", "whole numbers"]),
     "lengths too long": (O, lambda: attend(mask=masks.lengths(key=[5, 6])), ["lengths key", "6", "0 … 5"]),
     "lengths negative": (O, lambda: attend(mask=masks.lengths(query=-1)), ["lengths query", "-1", "0 … 5"]),
-    "lengths of a wrong batch": (S, lambda: attend(mask=masks.lengths(key=[1, 2, 3])), ["lengths key", "[3]", "[2]"]),
+    "lengths of a wrong batch": (
+        S,
+        lambda: attend(mask=masks.lengths(key=[1, 2, 3])),
+        ["lengths key", "[3]", "[2]"],
+    ),
     "dense float": (T, lambda: masks.dense(torch.ones(5, 5)), ["dense", "float32", "boolean"]),
     "where not callable": (T, lambda: masks.where(True), ["fn", "bool", "callable"]),
-    "where of floats": (T, lambda: attend(mask=masks.where(lambda b, h, i, j: i - j)), ["fn", "int64", "boolean"]),
+    "where of floats": (
+        T,
+        lambda: attend(mask=masks.where(lambda b, h, i, j: i - j)),
+        ["fn", "int64", "boolean"],
+    ),
     "where of another shape": (
         S,
         lambda: attend(mask=masks.where(lambda b, h, i, j: torch.ones(7, 7).bool())),
@@ -164,16 +216,28 @@ ERRORS: dict[str, Error] = {
     "mass of floats": (T, lambda: matrix().mass(torch.zeros(5)), ["groups", "float32", "integer"]),
     "mass of a list": (T, lambda: matrix().mass([0] * 5), ["groups", "list", "integer"]),
     "mass of another length": (S, lambda: matrix().mass(torch.zeros(4).long()), ["groups", "[4]", "[5]"]),
-    "mass of a negative group": (O, lambda: matrix().mass(torch.tensor([0, 1, 2, -2, 0])), ["groups", "-2", "−1"]),
+    "mass of a negative group": (
+        O,
+        lambda: matrix().mass(torch.tensor([0, 1, 2, -2, 0])),
+        ["groups", "-2", "−1"],
+    ),
     "mass of a huge group": (
         SizeError,
         lambda: matrix().mass(torch.tensor([0, 1, 2, 3, 1 << 40])),
         ["groups", "1,099,511,627,777", "above"],
     ),
-    "mass elsewhere": (T, lambda: matrix().mass(torch.zeros(5, device="meta").long()), ["groups", "meta", "cpu"]),
+    "mass elsewhere": (
+        T,
+        lambda: matrix().mass(torch.zeros(5, device="meta").long()),
+        ["groups", "meta", "cpu"],
+    ),
     "observe a dict": (T, lambda: matrix().observe({"topk": 3}), ["what", "dict", "kizuki.Observe"]),
     "dense above its limit": (SizeError, lambda: matrix().dense(limit=10), ["200", "limit=10", "topk"]),
-    "check of another length": (S, lambda: kizuki.check(Q, K, V[:, :, :3]), ["kizuki.check", "value", "3 keys"]),
+    "check of another length": (
+        S,
+        lambda: kizuki.check(Q, K, V[:, :, :3]),
+        ["kizuki.check", "value", "3 keys"],
+    ),
 }
 
 
@@ -212,7 +276,13 @@ def test_the_classes_are_the_builtin_ones() -> None:
 def test_errors_of_attend_name_what_the_caller_called() -> None:
     with pytest.raises(ShapeError, match=r"^kizuki\.attend: key"):
         kizuki.attend(Q, K[..., :7])
-    for broken in ({"key": K[..., :7]}, {"scale": "x"}, {"mask": torch.ones(5, 5)}, {"bias": 1}, {"causal": 1}):
+    for broken in (
+        {"key": K[..., :7]},
+        {"scale": "x"},
+        {"mask": torch.ones(5, 5)},
+        {"bias": 1},
+        {"causal": 1},
+    ):
         with pytest.raises((ValueError, TypeError), match=r"^kizuki\.attention: "):
             kizuki.attention(**{"query": Q, "key": K, "value": V, **broken})
         with pytest.raises((ValueError, TypeError), match=r"^kizuki\.check: "):

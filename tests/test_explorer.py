@@ -339,7 +339,8 @@ def text_of(page: Any, selector: str) -> str:
 def table(page: Any) -> list[tuple[int, float]]:
     """The reading table: position and weight of each row."""
     rows = page.evaluate(
-        "() => [...document.querySelectorAll('#reading-rows tr')].map(r => [r.dataset.token, r.querySelector('.w').textContent])"
+        "() => [...document.querySelectorAll('#reading-rows tr')]"
+        ".map(r => [r.dataset.token, r.querySelector('.w').textContent])"
     )
     return [(int(token), float(weight.replace("−", "-"))) for token, weight in rows]
 

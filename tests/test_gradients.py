@@ -92,7 +92,19 @@ def test_shapes(name: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "shape",
-    [(), (1,), (9,), (7, 1), (7, 9), (3, 1, 1), (1, 3, 1, 9), (1, 1, 7, 9), (2, 1, 1, 9), (2, 3, 7, 9), (1, 1, 1, 1)],
+    [
+        (),
+        (1,),
+        (9,),
+        (7, 1),
+        (7, 9),
+        (3, 1, 1),
+        (1, 3, 1, 9),
+        (1, 1, 7, 9),
+        (2, 1, 1, 9),
+        (2, 3, 7, 9),
+        (1, 1, 1, 1),
+    ],
     ids=str,
 )
 def test_every_broadcast_shape_of_bias(shape: tuple[int, ...], backend: str) -> None:
@@ -107,7 +119,9 @@ def test_every_broadcast_shape_of_bias(shape: tuple[int, ...], backend: str) -> 
 def test_bias_over_several_batch_axes(shape: tuple[int, ...], backend: str) -> None:
     query, key, value = randn(2, 3, 2, 7, 8), randn(2, 3, 2, 9, 8, seed=1), randn(2, 3, 2, 9, 5, seed=2)
     options = {"bias": randn(*shape, seed=4)}
-    assert_gradients(query, key, value, backend=backend, options=options, upstream=randn(2, 3, 2, 7, 5, seed=5))
+    assert_gradients(
+        query, key, value, backend=backend, options=options, upstream=randn(2, 3, 2, 7, 5, seed=5)
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -138,7 +152,9 @@ def test_large_scores(backend: str) -> None:
     query, key, value = (randn(1, 2, 9, 8, seed=s) for s in range(3))
     for shift in (-3000.0, 60.0, 3000.0, torch.finfo(torch.float32).min):
         options = {"bias": torch.full((9, 9), shift)}
-        assert_gradients(query, key, value, backend=backend, options=options, upstream=randn(1, 2, 9, 8, seed=5))
+        assert_gradients(
+            query, key, value, backend=backend, options=options, upstream=randn(1, 2, 9, 8, seed=5)
+        )
 
 
 @pytest.mark.parametrize(
@@ -289,7 +305,13 @@ def test_tiny_tiles(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"mask": masks.causal("lower_right"), "bias": randn(4, 1, 17, seed=3)}
     visible = causal(13, 17, "lower_right")
     assert_gradients(
-        query, key, value, backend=backend, options=options, visible=visible, upstream=randn(1, 4, 13, 5, seed=5)
+        query,
+        key,
+        value,
+        backend=backend,
+        options=options,
+        visible=visible,
+        upstream=randn(1, 4, 13, 5, seed=5),
     )
 
 
@@ -305,7 +327,11 @@ def test_products_are_differentiable(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_zero_sized_axes(backend: str) -> None:
-    for query, key in (((2, 2, 0, 4), (2, 2, 7, 4)), ((2, 2, 5, 4), (2, 2, 0, 4)), ((0, 2, 5, 4), (0, 2, 7, 4))):
+    for query, key in (
+        ((2, 2, 0, 4), (2, 2, 7, 4)),
+        ((2, 2, 5, 4), (2, 2, 0, 4)),
+        ((0, 2, 5, 4), (0, 2, 7, 4)),
+    ):
         q, k, v = leaves(randn(*query), randn(*key), randn(*key))
         kizuki.attention(q, k, v, backend=backend).sum().backward()
         assert not q.grad.any()
@@ -317,7 +343,14 @@ def test_zero_sized_axes(backend: str) -> None:
 def test_readings_carry_no_graph(backend: str) -> None:
     q, k = leaves(randn(1, 2, 5, 4), randn(1, 2, 5, 4, seed=1))
     matrix = kizuki.attend(q, k, backend=backend)
-    for reading in (matrix.lse, matrix[0, 0], matrix.dense(), matrix.entropy(), matrix.topk(2)[0], matrix.received()):
+    for reading in (
+        matrix.lse,
+        matrix[0, 0],
+        matrix.dense(),
+        matrix.entropy(),
+        matrix.topk(2)[0],
+        matrix.received(),
+    ):
         assert not reading.requires_grad
     assert not (matrix.T @ torch.ones(1, 2, 5, 1)).requires_grad
     with torch.no_grad():

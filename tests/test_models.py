@@ -222,7 +222,7 @@ class Boom(RuntimeError):
     pass
 
 
-@pytest.mark.parametrize("where", ["block", "forward", "nowhere"])
+@pytest.mark.parametrize("where", ["block", "forward", "head", "nowhere"])
 def test_model_and_tables_are_as_they_were(where):
     model, ids = tiny("llama"), some_ids()
     before = state(model)
@@ -230,8 +230,9 @@ def test_model_and_tables_are_as_they_were(where):
     def burst(*_):
         raise Boom
 
-    if where == "forward":
-        handle = model.model.layers[2].mlp.register_forward_pre_hook(burst)
+    if where in ("forward", "head"):  # in the middle of the layers, or behind them
+        part = model.lm_head if where == "head" else model.model.layers[2].mlp
+        handle = part.register_forward_pre_hook(burst)
         before = state(model)
     try:
         with kizuki.record(model) as recording, torch.no_grad():
@@ -242,7 +243,7 @@ def test_model_and_tables_are_as_they_were(where):
     except Boom:
         assert where != "nowhere"
     assert state(model) == before
-    if where == "forward":
+    if where in ("forward", "head"):
         with pytest.raises(RecordError, match="did not finish"):
             recording[0]
         handle.remove()

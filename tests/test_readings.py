@@ -51,8 +51,18 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], Any]] =
     "rank 2": ((7, 8), (11, 8), {}, None),
     "rank 3": ((2, 7, 8), (1, 11, 8), {"mask": masks.causal("lower_right")}, causal(7, 11, "lower_right")),
     "rank 5": ((2, 1, 4, 7, 8), (1, 3, 2, 11, 8), {"bias": randn(3, 1, 7, 11, seed=3)}, None),
-    "more queries than keys": ((1, 2, 11, 8), (1, 2, 5, 8), {"mask": masks.causal("lower_right")}, causal(11, 5, "lower_right")),
-    "many tiles": ((1, 1, 150, 4), (1, 1, 301, 4), {"mask": masks.causal("lower_right")}, causal(150, 301, "lower_right")),
+    "more queries than keys": (
+        (1, 2, 11, 8),
+        (1, 2, 5, 8),
+        {"mask": masks.causal("lower_right")},
+        causal(11, 5, "lower_right"),
+    ),
+    "many tiles": (
+        (1, 1, 150, 4),
+        (1, 1, 301, 4),
+        {"mask": masks.causal("lower_right")},
+        causal(150, 301, "lower_right"),
+    ),
 }
 
 
@@ -179,7 +189,8 @@ def test_pool(name: str, picture: tuple[int, int], backend: str) -> None:
 
     def blocks(a: Tensor, how: Callable[[Tensor], Tensor]) -> Tensor:
         lines = [
-            torch.stack([how(a[..., row_of == r, :][..., col_of == c]) for c in range(cols)], -1) for r in range(rows)
+            torch.stack([how(a[..., row_of == r, :][..., col_of == c]) for c in range(cols)], -1)
+            for r in range(rows)
         ]
         return torch.stack(lines, -2)
 
@@ -340,7 +351,10 @@ def test_visible_range(backend: str) -> None:
     cases = {
         "none": ({}, torch.ones(7, 9, dtype=torch.bool)),
         "causal": ({"mask": masks.causal("lower_right")}, torch.from_numpy(causal(7, 9, "lower_right"))),
-        "window": ({"mask": masks.window(1, 2, align="upper_left")}, (rows[:, None] - j <= 1) & (j - rows[:, None] <= 2)),
+        "window": (
+            {"mask": masks.window(1, 2, align="upper_left")},
+            (rows[:, None] - j <= 1) & (j - rows[:, None] <= 2),
+        ),
         "lengths": ({"mask": masks.lengths(key=[4, 0])}, (j < torch.tensor([4, 0])[:, None])[:, None, None]),
         "keys": ({"mask": masks.keys((j > 1) & (j < 5))}, ((j > 1) & (j < 5)).expand(7, 9)),
         "nobody": ({"mask": masks.keys(j > 20)}, torch.zeros(7, 9, dtype=torch.bool)),
@@ -353,7 +367,12 @@ def test_visible_range(backend: str) -> None:
         assert first.dtype is torch.int64
         assert torch.equal((j >= first) & (j < stop), visible.expand(2, 3, 7, 9)), name
     holes = masks.keys(j % 2 == 0)
-    for options in ({"mask": holes}, {"mask": ~holes}, {"bias": torch.where(j == 3, -INF, 0.0)}, {"mask": ragged(7, 9)}):
+    for options in (
+        {"mask": holes},
+        {"mask": ~holes},
+        {"bias": torch.where(j == 3, -INF, 0.0)},
+        {"mask": ragged(7, 9)},
+    ):
         assert kizuki.attend(query, key, **options, backend=backend).visible_range() is None
 
 
@@ -365,13 +384,20 @@ def test_dense_has_a_limit(backend: str) -> None:
     huge = kizuki.attend(torch.ones(100_000, 1), torch.ones(100_000, 1), backend=backend)
     with pytest.raises(kizuki.SizeError, match="10,000,000,000 weights"):
         huge.dense()
-    for index in (..., slice(None), (slice(None), torch.arange(100_000)), torch.ones(100_000, dtype=torch.bool)):
+    for index in (
+        ...,
+        slice(None),
+        (slice(None), torch.arange(100_000)),
+        torch.ones(100_000, dtype=torch.bool),
+    ):
         with pytest.raises(kizuki.SizeError, match="above"):
             huge[index]
     assert huge[99_999, 5] == pytest.approx(1e-5)
 
 
-@pytest.mark.parametrize("shape", [((0, 2, 5, 4), (0, 2, 7, 4)), ((2, 2, 0, 4), (2, 2, 7, 4)), ((2, 2, 5, 4), (2, 2, 0, 4))])
+@pytest.mark.parametrize(
+    "shape", [((0, 2, 5, 4), (0, 2, 7, 4)), ((2, 2, 0, 4), (2, 2, 7, 4)), ((2, 2, 5, 4), (2, 2, 0, 4))]
+)
 def test_readings_of_nothing(shape: tuple[tuple[int, ...], tuple[int, ...]], backend: str) -> None:
     matrix = kizuki.attend(randn(*shape[0]), randn(*shape[1]), backend=backend)
     batch, heads, queries, keys = matrix.shape
@@ -384,7 +410,12 @@ def test_readings_of_nothing(shape: tuple[tuple[int, ...], tuple[int, ...]], bac
     assert not matrix.received().any()
     assert torch.isneginf(matrix.max_score()).all()
     assert matrix.pool(1, 1).shape == matrix.pool(1, 1, "peak").shape == (batch, heads, 1, 1)
-    assert matrix.mass(torch.zeros(keys, dtype=torch.int64)).shape == (batch, heads, queries, 1 if keys else 0)
+    assert matrix.mass(torch.zeros(keys, dtype=torch.int64)).shape == (
+        batch,
+        heads,
+        queries,
+        1 if keys else 0,
+    )
     assert matrix[...].shape == matrix.dense().shape == matrix.shape
     assert (matrix.T @ torch.ones(batch, heads, queries, 2)).shape == (batch, heads, keys, 2)
 
@@ -408,7 +439,14 @@ def test_several_readings_in_one_pass(backend: str) -> None:
     matrix = kizuki.attend(randn(2, 3, 33, 8), randn(2, 3, 33, 8, seed=1), causal=True, backend=backend)
     groups = torch.arange(33) // 7
     asked = kizuki.Observe(
-        topk=3, entropy=True, received="mean", max=True, max_score=True, distance=True, groups=groups, pool=(4, 5)
+        topk=3,
+        entropy=True,
+        received="mean",
+        max=True,
+        max_score=True,
+        distance=True,
+        groups=groups,
+        pool=(4, 5),
     )
     seen = matrix.observe(asked)
     assert torch.equal(seen.entropy, matrix.entropy())

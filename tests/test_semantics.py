@@ -78,7 +78,9 @@ def test_a_sink_is_in_the_denominator_only(backend: str) -> None:
     assert torch.allclose(matrix.dense(), torch.full((1, 1, 3, 3), 1 / 6))
     assert torch.allclose(matrix.lse, torch.tensor(math.log(6.0)))
     # a key that is visible to nobody gives nothing, sink or not
-    hidden = kizuki.attend(q, k, mask=torch.zeros(3, 3, dtype=torch.bool), sinks=torch.ones(1), backend=backend)
+    hidden = kizuki.attend(
+        q, k, mask=torch.zeros(3, 3, dtype=torch.bool), sinks=torch.ones(1), backend=backend
+    )
     assert not (hidden @ torch.ones(1, 1, 3, 2)).any()
     assert torch.isneginf(hidden.lse).all()
 
@@ -301,7 +303,9 @@ def test_causal_alignments(queries: int, keys: int, align: str, backend: str) ->
     )
     assert torch.equal(matrix.dense()[0, 0] != 0, torch.from_numpy(visible))
     if queries == keys:
-        assert torch.equal(matrix.dense(), kizuki.attend(matrix.query, matrix.key, causal=True, backend=backend).dense())
+        assert torch.equal(
+            matrix.dense(), kizuki.attend(matrix.query, matrix.key, causal=True, backend=backend).dense()
+        )
 
 
 def test_a_window_of_four_shows_four(backend: str) -> None:
@@ -312,9 +316,16 @@ def test_a_window_of_four_shows_four(backend: str) -> None:
         assert counts.tolist() == [1, 2, 3] + [4] * 9
 
 
-@pytest.mark.parametrize(("left", "right"), [(0, 0), (3, 0), (0, 2), (2, 3), (None, 1), (1, None), (None, None), (99, 99)])
-@pytest.mark.parametrize(("queries", "keys", "align"), [(9, 9, None), (4, 9, "lower_right"), (9, 4, "lower_right"), (4, 9, "upper_left")])
-def test_windows(left: int | None, right: int | None, queries: int, keys: int, align: str | None, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("left", "right"), [(0, 0), (3, 0), (0, 2), (2, 3), (None, 1), (1, None), (None, None), (99, 99)]
+)
+@pytest.mark.parametrize(
+    ("queries", "keys", "align"),
+    [(9, 9, None), (4, 9, "lower_right"), (9, 4, "lower_right"), (4, 9, "upper_left")],
+)
+def test_windows(
+    left: int | None, right: int | None, queries: int, keys: int, align: str | None, backend: str
+) -> None:
     visible = window(queries, keys, left, right, align or "upper_left")
     rule = masks.window(left, right, align)
     assert_agrees(*qkv(queries, keys), backend=backend, visible=visible, options={"mask": rule})
@@ -332,7 +343,17 @@ def test_a_window_wider_than_int64(backend: str) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [(1, 1, 5), (1, 1, 1, 1, 5), (7, 1), (3, 2, 4, 7, 5), (3, 1, 1, 7, 5), (1, 2, 1, 1, 5), (4, 1, 5), (2, 1, 7, 1), ()],
+    [
+        (1, 1, 5),
+        (1, 1, 1, 1, 5),
+        (7, 1),
+        (3, 2, 4, 7, 5),
+        (3, 1, 1, 7, 5),
+        (1, 2, 1, 1, 5),
+        (4, 1, 5),
+        (2, 1, 7, 1),
+        (),
+    ],
     ids=str,
 )
 def test_masks_and_biases_broadcast(shape: tuple[int, ...], backend: str) -> None:
@@ -341,13 +362,22 @@ def test_masks_and_biases_broadcast(shape: tuple[int, ...], backend: str) -> Non
     seen, bias = boolean(*shape, seed=4), randn(*shape, seed=5)
     assert_agrees(q, k, v, backend=backend, visible=seen, options={"mask": seen})
     assert_agrees(q, k, v, backend=backend, options={"bias": bias})
-    assert_agrees(q, k, v, backend=backend, visible=seen, options={"mask": masks.dense(seen), "bias": bias, "scale": 0.2})
+    assert_agrees(
+        q,
+        k,
+        v,
+        backend=backend,
+        visible=seen,
+        options={"mask": masks.dense(seen), "bias": bias, "scale": 0.2},
+    )
 
 
 def test_batched_rules(backend: str) -> None:
     q, k, v = qkv(6, 9, 3, 2)
     key_lengths, query_lengths = torch.tensor([9, 0, 4]), torch.tensor([6, 3, 2])
-    sees = np.stack([grid(6, 9, lambda i, j, b=b: i < query_lengths[b] and j < key_lengths[b]) for b in range(3)])
+    sees = np.stack(
+        [grid(6, 9, lambda i, j, b=b: i < query_lengths[b] and j < key_lengths[b]) for b in range(3)]
+    )
     rule = masks.lengths(query=query_lengths, key=[9, 0, 4])
     matrix = assert_agrees(q, k, v, backend=backend, visible=sees[:, None], options={"mask": rule})
     assert not matrix.dense()[1].any()
@@ -383,7 +413,9 @@ def test_where_sees_batch_head_query_and_key(backend: str) -> None:
     assert_agrees(q, k, v, backend=backend, visible=table, options={"mask": rule})
     assert_agrees(q, k, v, backend=backend, options={"mask": masks.where(lambda b, h, i, j: True)})
     odd = torch.tensor([[h % 2 == 1] for h in range(3)])[:, :, None]
-    assert_agrees(q, k, v, backend=backend, visible=odd, options={"mask": masks.where(lambda b, h, i, j: h % 2 == 1)})
+    assert_agrees(
+        q, k, v, backend=backend, visible=odd, options={"mask": masks.where(lambda b, h, i, j: h % 2 == 1)}
+    )
 
 
 Leaf = tuple[Any, Any]
@@ -419,7 +451,10 @@ def _leaf(kind: str, seed: int) -> tuple[masks.Mask, np.ndarray]:
         step = 2 + seed % 3
         rule = masks.where(lambda b, h, i, j: (i + j + h + b) % step != 0)
         sees = np.array(
-            [[grid(Q, K, lambda i, j, b=b, h=h: (i + j + h + b) % step != 0) for h in range(H)] for b in range(B)]
+            [
+                [grid(Q, K, lambda i, j, b=b, h=h: (i + j + h + b) % step != 0) for h in range(H)]
+                for b in range(B)
+            ]
         )
     return rule, np.broadcast_to(sees, (B, H, Q, K))
 
@@ -483,7 +518,9 @@ def test_empty_blocks_cost_nothing(backend: str) -> None:
     from kizuki import portable
 
     if backend != "portable":
-        pytest.skip("the tiles of the portable backend are counted; the compiled kernel's are timed in benchmarks")
+        pytest.skip(
+            "the tiles of the portable backend are counted; the compiled kernel's are timed in benchmarks"
+        )
     q, k, _ = qkv(4096, 4096, 1, 1, dim=2)
     problem = kizuki.attend(q, k, window=(64, 0), backend="portable").problem
     full = kizuki.attend(q, k, backend="portable").problem
@@ -545,7 +582,12 @@ def test_reading_does_not_change_the_answer(backend: str) -> None:
     q, k, v = qkv(33, 33, 2, 2)
     seen = boolean(2, 1, 33, 33, seed=5, share=0.3)
     seen[:, :, 4] = False
-    for options in ({}, {"causal": True}, {"mask": seen}, {"mask": masks.keys(seen[:, 0, 0]), "window": (5, 2)}):
+    for options in (
+        {},
+        {"causal": True},
+        {"mask": seen},
+        {"mask": masks.keys(seen[:, 0, 0]), "window": (5, 2)},
+    ):
         matrix = kizuki.attend(q, k, **options, backend=backend)
         first = matrix @ v
         _readings(matrix, v)

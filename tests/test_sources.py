@@ -315,6 +315,15 @@ def test_two_at_once_leave_one(cache):
     assert convert.complete(found[0])
 
 
+def test_the_first_to_finish_keeps_its_place(cache, tmp_path):
+    folder = cache.get()
+    (folder / "being read").touch()
+    late = tmp_path / "late"
+    late.mkdir()
+    convert._put(late, folder)
+    assert (folder / "being read").exists()
+
+
 def test_what_a_killed_process_left_is_swept_when_it_is_old(cache):
     for name, age in ((".m-1-1-old", 2 * convert.STALE), (".m-1-1-new", 0)):
         (cache.folder / name).mkdir(parents=True)

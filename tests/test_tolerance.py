@@ -67,7 +67,9 @@ def test_an_overflowing_yardstick_is_no_yardstick() -> None:
 
 def test_the_oracle_agrees_with_torch() -> None:
     truth = brute(Q, K, V, visible=causal(7, 7))
-    want = torch.nn.functional.scaled_dot_product_attention(Q.double(), K.double(), V.double(), is_causal=True)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        Q.double(), K.double(), V.double(), is_causal=True
+    )
     assert (truth.output - want).abs().max() < 1e-14
     assert torch.allclose(truth.weights.sum(-1), torch.ones(2, 3, 7, dtype=torch.float64))
 
@@ -106,10 +108,20 @@ def test_check_takes_every_argument_and_dtype() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         q, k, v = (x.to(dtype) for x in (Q, K, V))
         report = kizuki.check(
-            q, k, v, window=(3, 1), bias=randn(3, 1, 7), scale=0.3, softcap=5.0, sinks=torch.zeros(3), backend="portable"
+            q,
+            k,
+            v,
+            window=(3, 1),
+            bias=randn(3, 1, 7),
+            scale=0.3,
+            softcap=5.0,
+            sinks=torch.zeros(3),
+            backend="portable",
         )
         assert report.ok, str(report)
     big = torch.full((1, 1, 2, 64), 500.0, dtype=torch.float16)
-    assert kizuki.check(big, big * 0.7, big, backend="portable").ok  # the plain float16 formula overflows here
+    assert kizuki.check(
+        big, big * 0.7, big, backend="portable"
+    ).ok  # the plain float16 formula overflows here
     with pytest.raises(kizuki.SizeError, match="above"):
         kizuki.check(torch.ones(20_000, 1), torch.ones(20_000, 1), torch.ones(20_000, 1))

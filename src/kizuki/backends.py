@@ -69,12 +69,12 @@ class Portable:
         observe.fold(problem, lse, statistics)
 
 
-def choose(problem: Problem, name: str) -> Backend:
+def choose(problem: Problem, name: str, caller: str = "kizuki.attend") -> Backend:
     """The backend called `name`, or for "auto" the first that takes the problem: cpu, then portable."""
     if name == "portable":
         return Portable()
     if name not in ("auto", "cpu"):
-        raise OptionError(f'kizuki.attend: backend is {name!r} but must be "auto", "cpu" or "portable"')
+        raise OptionError(f'{caller}: backend is {name!r} but must be "auto", "cpu" or "portable"')
     from .cpu import Cpu  # numba is loaded when the first problem asks for it, not at import
 
     cpu = Cpu()
@@ -82,5 +82,5 @@ def choose(problem: Problem, name: str) -> Backend:
     if refusal is None:
         return cpu
     if name == "cpu":
-        raise OptionError(f'kizuki.attend: backend="cpu" cannot run this: {refusal}; use backend="auto"')
+        raise OptionError(f'{caller}: backend="cpu" cannot run this: {refusal}; use backend="auto"')
     return Portable()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import reference
 from .errors import OptionError, ShapeError, SizeError, show
-from .operator import DENSE_LIMIT, attend
+from .operator import DENSE_LIMIT, make
 from .problem import Problem, check_value, in_dtype
 
 
@@ -83,7 +83,7 @@ def check(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Report:
         >>> kizuki.check(q, k, v, causal=True).ok
         True
     """
-    matrix = attend(query, key, **options)
+    matrix = make("kizuki.check", query, key, **options)
     problem = matrix.problem
     check_value(problem, value, caller="kizuki.check")
     count = math.prod(problem.shape)
@@ -105,7 +105,12 @@ def check(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Report:
         name = f"kizuki.check: {matrix.backend.name} output"
         reports = (
             compare(output.cpu(), out64, [t.cpu().reshape(output.shape) for t in plain], name),
-            compare(lse.cpu(), lse64, [t.cpu().reshape(lse.shape) for t in plain_lse], name.replace("output", "lse")),
+            compare(
+                lse.cpu(),
+                lse64,
+                [t.cpu().reshape(lse.shape) for t in plain_lse],
+                name.replace("output", "lse"),
+            ),
         )
     return max(reports, key=lambda r: (not r.ok, r.error / r.allowed if r.allowed else r.error))
 
@@ -113,7 +118,9 @@ def check(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Report:
 def _plains(problem: Problem, value: Tensor, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
     """Outputs and log-sum-exps of the plain formula with its keys in three orders."""
     keys = torch.arange(problem.keys, device=problem.device)
-    made = [_plain(problem, value, dtype, order) for order in (keys, keys.flip(0), keys.roll(problem.keys // 2))]
+    made = [
+        _plain(problem, value, dtype, order) for order in (keys, keys.flip(0), keys.roll(problem.keys // 2))
+    ]
     return [output for output, _ in made], [lse for _, lse in made]
 
 

@@ -64,7 +64,8 @@ def attend(
         >>> kizuki.attend(q, k, scale=1.0)[0]
         tensor([0.7311, 0.2689])
     """
-    problem = build(
+    return make(
+        "kizuki.attend",
         query,
         key,
         mask=mask,
@@ -74,8 +75,16 @@ def attend(
         scale=scale,
         softcap=softcap,
         sinks=sinks,
+        backend=backend,
     )
-    return AttentionMatrix(problem, backends.choose(problem, backend))
+
+
+def make(
+    caller: str, query: Tensor, key: Tensor, *, backend: str = "auto", **options: Any
+) -> AttentionMatrix:
+    """`attend` for another public function, which its errors name as `caller`."""
+    problem = build(query, key, caller=caller, **options)
+    return AttentionMatrix(problem, backends.choose(problem, backend, caller))
 
 
 def attention(
@@ -104,7 +113,8 @@ def attention(
         >>> kizuki.attention(x, x, x, causal=True)[0]
         tensor([1., 0., 0.])
     """
-    matrix = attend(
+    matrix = make(
+        "kizuki.attention",
         query,
         key,
         mask=mask,
@@ -314,11 +324,11 @@ class AttentionMatrix:
     def observe(self, what: Observe) -> Observation:
         """Several readings in one pass over A, the same numbers as one by one.
 
-            >>> import torch, kizuki
-            >>> x = torch.eye(4)
-            >>> seen = kizuki.attend(x, x, causal=True).observe(kizuki.Observe(topk=2, entropy=True))
-            >>> seen.topk[1][3].tolist(), seen.entropy.shape
-            ([3, 0], torch.Size([4]))
+        >>> import torch, kizuki
+        >>> x = torch.eye(4)
+        >>> seen = kizuki.attend(x, x, causal=True).observe(kizuki.Observe(topk=2, entropy=True))
+        >>> seen.topk[1][3].tolist(), seen.entropy.shape
+        ([3, 0], torch.Size([4]))
         """
         if not isinstance(what, Observe):
             raise KizukiTypeError(
@@ -384,7 +394,9 @@ class AttentionMatrix:
             _check_reading(problem, name, *arguments)
         with torch.no_grad():
             lse = self._flat_lse()
-            made = {name: observe.READINGS[name](problem, lse, *arguments) for name, arguments in asked.items()}
+            made = {
+                name: observe.READINGS[name](problem, lse, *arguments) for name, arguments in asked.items()
+            }
             # Where the lse has lost digits, only the portable pass knows how to find them again.
             fold = observe.fold if bool(portable.far(problem, lse).any()) else self.backend.fold
             fold(problem, lse, list(made.values()))
@@ -412,7 +424,9 @@ def _check_reading(problem: Problem, name: str, *arguments: Any) -> None:
         rows, cols, *rest = arguments
         for axis, n, limit in (("rows", rows, problem.queries), ("cols", cols, problem.keys)):
             if not _is_whole(n) or not 1 <= n <= max(1, limit):
-                raise OptionError(f"A.pool: {axis} is {n!r} but must be a whole number in 1 … {max(1, limit)}")
+                raise OptionError(
+                    f"A.pool: {axis} is {n!r} but must be a whole number in 1 … {max(1, limit)}"
+                )
         if rest and rest[0] not in ("mass", "peak"):
             raise OptionError(f'A.pool: reduce is {rest[0]!r} but must be "mass" or "peak"')
 

@@ -64,13 +64,13 @@ class Tile:
 
 
 def _blocks(problem: Problem) -> tuple[int, int]:
-    """`(block_q, block_k)`: together at most TILE scores, and the keys of a block at most 4 · TILE numbers."""
+    """`(block_q, block_k)`: together at most TILE scores, and either operand of a block at most 8 · TILE numbers."""
     planes = max(1, problem.batch * problem.heads)
+    kv_planes = max(1, problem.batch * problem.kv_heads)
     queries, keys = max(1, problem.queries), max(1, problem.keys)
-    budget = max(1, TILE // planes)
-    block_q = min(queries, 512, max(1, budget // min(keys, 512)))
-    operand = max(16, 4 * TILE // (planes * problem.head_dim))
-    return block_q, min(keys, operand, max(1, budget // block_q))
+    budget, room = max(1, TILE // planes), 8 * TILE // problem.head_dim
+    block_q = min(queries, max(1, budget // min(keys, 1024)), max(16, room // planes))
+    return block_q, min(keys, max(1, budget // block_q), max(16, room // kv_planes))
 
 
 def row_blocks(problem: Problem) -> Iterator[slice]:
@@ -154,6 +154,11 @@ def mix(weights: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
     return output.masked_fill(none > 0, float("nan"))
 
 
+def tame(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or Inf, for certain: a sum that is finite had no such term. One read of the tensor."""
+    return bool(torch.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))))
+
+
 @exact
 def forward(problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
     """`(A @ value, lse)`: `[batch, heads, queries, value_dim]` in the input dtype, `[batch, heads, queries]`.
@@ -168,6 +173,7 @@ def forward(problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
     output = torch.zeros(*shape, value.shape[-1], dtype=problem.dtype, device=problem.device)
     lse = torch.full(shape, NEG_INF, dtype=lse_dtype(problem), device=problem.device)
     sinks = None if problem.sinks is None else in_dtype(problem.sinks, dtype).view(1, -1, 1)
+    plain = tame(value)
     for rows in row_blocks(problem):
         size = (*shape[:2], rows.stop - rows.start)
         running_max = torch.full(size, NEG_INF, dtype=dtype, device=problem.device)
@@ -182,7 +188,7 @@ def forward(problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
             weights = torch.exp(block.scores - shift.unsqueeze(-1))
             decay = torch.exp(running_max - shift)
             running_sum = running_sum * decay + weights.sum(-1)
-            part = mix(weights, value[:, :, cols].to(dtype), block.seen)
+            part = mix(weights, value[:, :, cols].to(dtype), None if plain else block.seen)
             accumulator = accumulator * decay.unsqueeze(-1) + part
             running_max = new_max
         if sinks is not None:
@@ -269,9 +275,11 @@ def transposed(problem: Problem, lse: Tensor, y: Tensor) -> Tensor:
     dtype, norm = problem.accumulate_dtype, split(problem, lse)
     shape = (problem.batch, problem.heads, problem.keys, y.shape[-1])
     result = torch.zeros(shape, dtype=dtype, device=problem.device)
+    plain = tame(y)
     for block in tiles(problem):
         weights = block.weights(norm).transpose(-1, -2)
-        result[:, :, block.cols] += mix(weights, y[:, :, block.rows].to(dtype), _flip(block.seen))
+        seen = None if plain else _flip(block.seen)
+        result[:, :, block.cols] += mix(weights, y[:, :, block.rows].to(dtype), seen)
     return result.to(problem.dtype)
 
 
@@ -325,11 +333,12 @@ def backward(
         logits = in_dtype(problem.sinks, dtype).view(1, -1, 1)
         share = torch.exp((logits - norm[0]) - norm[1]).masked_fill(dead, 0.0)
         sums.sinks = -(share * delta).sum((0, 2))
+    plain_grad, plain_key, plain_query = tame(grad), tame(key), tame(query)
     for block in tiles(problem):
         rows, cols, seen = block.rows, block.cols, block.seen
         weights = block.weights(norm)
         if sums.value is not None:
-            part = mix(weights.transpose(-1, -2), grad[:, :, rows], _flip(seen))
+            part = mix(weights.transpose(-1, -2), grad[:, :, rows], None if plain_grad else _flip(seen))
             sums.value[:, :, cols] += _fold_heads(part, value.shape[1])
         if sums.query is None and sums.key is None and sums.bias is None:
             continue
@@ -340,9 +349,11 @@ def backward(
         if block.slope is not None:
             d_scores = _only(seen, d_scores * block.slope)
         if sums.query is not None:
-            sums.query[:, :, rows] += mix(d_scores, key[:, :, cols].to(dtype), seen) * problem.scale
+            part = mix(d_scores, key[:, :, cols].to(dtype), None if plain_key else seen)
+            sums.query[:, :, rows] += part * problem.scale
         if sums.key is not None:
-            part = mix(d_scores.transpose(-1, -2), query[:, :, rows].to(dtype), _flip(seen)) * problem.scale
+            seen = None if plain_query else _flip(seen)
+            part = mix(d_scores.transpose(-1, -2), query[:, :, rows].to(dtype), seen) * problem.scale
             sums.key[:, :, cols] += _fold_heads(part, key.shape[1])
     return sums
 

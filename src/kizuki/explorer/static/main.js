@@ -285,6 +285,7 @@ class Page {
     const { layer } = state;
     const info = this.data.layer(layer);
     const status = byId("map-status");
+    document.querySelector("[data-set='pool peak']").disabled = pictures.head === null; // the file holds masses only
     status.className = "note";
     if (pictures.head === null) {
       status.className = "note warn";

@@ -138,7 +138,9 @@ def main() -> None:
         f"{launch.target().name}, {torch.get_num_threads()} threads, multiply-add peak {peak:.0f} GFLOP/s, "
         f"torch {torch.__version__}, python {platform.python_version()}"
     )
-    print(f"{'case':<20} {'provider':<12} {'median ms':>10} {'spread':>17} {'GFLOP/s':>8} {'peak':>6} {'ratio':>6}")
+    print(
+        f"{'case':<20} {'provider':<12} {'median ms':>10} {'spread':>17} {'GFLOP/s':>8} {'peak':>6} {'ratio':>6}"
+    )
     for name in args.case or CASES:
         for row in measure(CASES[name], args.seconds, peak):
             spread = f"{row['low_ms']:.1f} … {row['high_ms']:.1f}"

@@ -283,6 +283,14 @@ def test_doctor_prints_each_section_without_colour_codes(kizuki):
     assert "\x1b" not in out
 
 
+def test_a_terminal_that_knows_only_ascii_loses_signs_and_no_work():
+    done = subprocess.run(
+        [*COMMAND, "doctor"], capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"register tile" in done.stdout
+
+
 def test_doctor_in_json(kizuki):
     code, out, _ = kizuki("doctor", "--json")
     found = json.loads(out)

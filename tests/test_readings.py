@@ -321,8 +321,18 @@ def test_indexing_at_other_ranks(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize(
     "index",
-    [7, (0, 3), (0, 0, 7), (0, 0, 0, 11), (0, 0, 0, -12), (0, 0, 0, 0, 0), (0, 0, torch.tensor([7]))]
-    + [(0, 0, 0, torch.tensor([11])), (0, 0, torch.ones(6, dtype=torch.bool)), (0, 0, torch.tensor([0.5]))],
+    [
+        7,
+        (0, 3),
+        (0, 0, 7),
+        (0, 0, 0, 11),
+        (0, 0, 0, -12),
+        (0, 0, 0, 0, 0),
+        (0, 0, torch.tensor([7])),
+        (0, 0, 0, torch.tensor([11])),
+        (0, 0, torch.ones(6, dtype=torch.bool)),
+        (0, 0, torch.tensor([0.5])),
+    ],
     ids=str,
 )
 def test_index_errors_are_torchs(index: Any, backend: str) -> None:

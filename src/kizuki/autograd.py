@@ -27,13 +27,14 @@ class Attend(torch.autograd.Function):
         sinks: Tensor | None,
         problem: Problem,
         run: Callable[[Problem, Tensor], tuple[Tensor, Tensor]],
+        in_torch: bool,
     ) -> tuple[Tensor, Tensor]:
         # The problem's own tensors are the differentiable inputs; inside they are plain data.
         problem = replace(problem, query=query, key=key, bias=bias, sinks=sinks)
         output, lse = run(problem, value)
         ctx.save_for_backward(query, key, value, output, lse, bias, sinks)
         ctx.problem = problem
-        ctx.in_torch = getattr(run, "__self__", None) is None or run.__self__.name == "portable"
+        ctx.in_torch = in_torch
         ctx.mark_non_differentiable(lse)
         return output, lse
 
@@ -45,15 +46,16 @@ class Attend(torch.autograd.Function):
             return made
         # create_graph=True: what is returned must not pass for a constant in what is differentiated next.
         inputs = [t for t in (grad, *ctx.saved_tensors) if t is not None]
-        return tuple(None if t is None else Refuse.apply(t, *inputs) for t in made)  # type: ignore[no-untyped-call]
+        return tuple(None if t is None else Refuse.apply(t, *inputs) for t in made)
 
     @staticmethod
     def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse, bias, sinks = ctx.saved_tensors
         problem = replace(ctx.problem, query=query, key=key, bias=bias, sinks=sinks)
         if not ctx.in_torch:
-            # The weights are recomputed in torch, so they are normalised by the lse of torch's scores.
-            lse = portable.lse(problem)
+            # The weights are recomputed in torch, so the lse they are normalised by and the output they must sum
+            # to are torch's too; a kernel's differ in the last digits, and dP − rowsum(dO ∘ O) would not cancel.
+            output, lse = portable.forward(problem, value)
         sums = portable.backward(problem, problem.flat(value), output, lse, grad, ctx.needs_input_grad[:5])
         return (
             _unbroadcast(problem, sums.query, query),
@@ -61,6 +63,7 @@ class Attend(torch.autograd.Function):
             _unbroadcast(problem, sums.value, value),
             None if sums.bias is None else sums.bias.to(bias.dtype),
             None if sums.sinks is None else sums.sinks.to(sinks.dtype),
+            None,
             None,
             None,
         )

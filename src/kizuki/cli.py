@@ -6,6 +6,7 @@ Results go to standard output, everything else to standard error.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -184,6 +185,11 @@ def on_fault(kind: type[BaseException], error: BaseException, trace: TracebackTy
 
 def main(args: Sequence[str] | None = None) -> None:
     """The `kizuki` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal without × or 気 shows ?, and the work is not lost
     debug = os.environ.get("KIZUKI_DEBUG", "0") not in ("", "0")
     if not debug:
         sys.excepthook = on_fault

@@ -106,7 +106,8 @@ def as_mask(mask: Any, caller: str) -> Mask:
     if isinstance(mask, Tensor):
         return _dense(mask, caller)
     raise KizukiTypeError(
-        f"{caller}: mask is a {type(mask).__name__} but must be a boolean tensor (True = visible) or a rule of kizuki.masks"
+        f"{caller}: mask is a {type(mask).__name__} but must be a boolean tensor (True = visible) or a rule "
+        "of kizuki.masks"
     )
 
 
@@ -118,7 +119,8 @@ def _offset(problem: Problem, align: Align | None) -> int:
 def _check_align(name: str, align: str | None) -> None:
     if align not in (None, "lower_right", "upper_left"):
         raise OptionError(
-            f'kizuki.masks.{name}: align is {align!r} but must be "lower_right" (the last query sees the last key, as '
+            f'kizuki.masks.{name}: align is {align!r} but must be "lower_right" (the last query sees the '
+            "last key, as "
             'with a KV cache) or "upper_left"'
         )
 
@@ -126,7 +128,8 @@ def _check_align(name: str, align: str | None) -> None:
 def _need_align(problem: Problem, align: str | None, caller: str, name: str, args: str) -> None:
     if align is None and problem.queries != problem.keys:
         raise OptionError(
-            f"{caller}: {name} needs as many queries as keys, got {problem.queries} and {problem.keys}; name the alignment: "
+            f"{caller}: {name} needs as many queries as keys, got {problem.queries} and {problem.keys}; name "
+            "the alignment: "
             f'mask=kizuki.masks.{name}({args}"lower_right") (a KV cache) or "upper_left"'
         )
 
@@ -187,7 +190,8 @@ class Documents(Mask):
         ):
             if ids.shape[-1] != length:
                 raise ShapeError(
-                    f"{caller}: documents covers {ids.shape[-1]} {axis} but there are {length}; give one id for each of "
+                    f"{caller}: documents covers {ids.shape[-1]} {axis} but there are {length}; give one id "
+                    "for each of "
                     f"the {axis} or lengths that sum to {length}"
                 )
             _check_batched(problem, ids, f"documents {name}", axis, caller, movable=True)
@@ -274,13 +278,15 @@ class Lengths(Mask):
                 continue
             if given.dim() > 1 or given.numel() not in (1, problem.batch):
                 raise ShapeError(
-                    f"{caller}: lengths {name} has shape {show(given)} but must be one number or [{problem.batch}], one for "
+                    f"{caller}: lengths {name} has shape {show(given)} but must be one number or "
+                    f"[{problem.batch}], one for "
                     "each batch entry"
                 )
             _check_device(problem, given, f"lengths {name}", caller, movable=True)
             if given.numel() and (int(given.min()) < 0 or int(given.max()) > limit):
                 raise OptionError(
-                    f"{caller}: lengths {name} spans {int(given.min())} to {int(given.max())} but must lie in 0 … {limit}, "
+                    f"{caller}: lengths {name} spans {int(given.min())} to {int(given.max())} but must lie "
+                    f"in 0 … {limit}, "
                     f"the number of {axis}"
                 )
 
@@ -332,20 +338,24 @@ class Where(Mask):
             self.tile(problem, slice(0, 1), slice(0, 1))
 
     def visible(self, problem: Problem, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = self.fn(b, h, i, j)
+        seen: Any = self.fn(b, h, i, j)  # a user's function: whatever its type says, it is looked at
         if isinstance(seen, bool):
             seen = torch.tensor(seen, device=problem.device)
         if not isinstance(seen, Tensor) or seen.dtype is not torch.bool:
             kind = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__
             raise KizukiTypeError(
-                f"kizuki.masks.where: fn returned {kind} but must return a boolean tensor, True = visible; compare its indices"
+                f"kizuki.masks.where: fn returned {kind} but must return a boolean tensor, True = visible; "
+                "compare its indices"
             )
-        full = torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape)
+        from .problem import broadcast
+
+        full = broadcast(b.shape, h.shape, i.shape, j.shape)
         if seen.dim() > len(full) or any(
             n not in (1, m) for n, m in zip(reversed(seen.shape), reversed(full), strict=False)
         ):
             raise ShapeError(
-                f"kizuki.masks.where: fn returned shape {show(seen)} but must broadcast to {list(full)}; use its arguments "
+                f"kizuki.masks.where: fn returned shape {show(seen)} but must broadcast to {list(full)}; use "
+                "its arguments "
                 "b, h, i, j elementwise"
             )
         return seen.reshape((1,) * (len(full) - seen.dim()) + tuple(seen.shape))
@@ -418,7 +428,8 @@ def _check_batched(
 ) -> None:
     if tensor.dim() > 1 and tuple(tensor.shape[:-1]) not in ((1,), (problem.batch,), problem.lead):
         raise ShapeError(
-            f"{caller}: {name} has shape {show(tensor)} but must be [{axis}] or [{problem.batch}, {axis}], one row for each "
+            f"{caller}: {name} has shape {show(tensor)} but must be [{axis}] or [{problem.batch}, {axis}], "
+            "one row for each "
             "batch entry"
         )
     _check_device(problem, tensor, name, caller, movable)
@@ -462,7 +473,8 @@ def window(left: int | None, right: int | None, align: Align | None = None) -> M
     for name, n in (("left", left), ("right", right)):
         if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
             raise OptionError(
-                f"kizuki.masks.window: {name} is {n!r} but must be a whole number >= 0, the keys visible beyond the query's "
+                f"kizuki.masks.window: {name} is {n!r} but must be a whole number >= 0, the keys visible "
+                "beyond the query's "
                 "own; None means unlimited"
             )
     # Beyond any position there is; larger numbers would overflow when a position is added.
@@ -516,7 +528,8 @@ def keys(seen: Tensor) -> Mask:
     if not isinstance(seen, Tensor) or seen.dtype is not torch.bool or seen.dim() < 1:
         kind = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__
         raise KizukiTypeError(
-            f"kizuki.masks.keys: got {kind} but needs a boolean tensor [keys] or [batch, keys], True = visible; call .bool()"
+            f"kizuki.masks.keys: got {kind} but needs a boolean tensor [keys] or [batch, keys], True = "
+            "visible; call .bool()"
         )
     return Keys(seen)
 
@@ -550,14 +563,15 @@ def _dense(tensor: Any, caller: str) -> Mask:
     if not isinstance(tensor, Tensor) or tensor.dtype is not torch.bool:
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise KizukiTypeError(
-            f"{caller}: mask is {kind} but must be boolean, True = visible; a float mask that is added goes into bias=, "
+            f"{caller}: mask is {kind} but must be boolean, True = visible; a float mask that is added goes "
+            "into bias=, "
             "0/1 integers through .bool()"
         )
     return Dense(tensor)
 
 
 def dense(tensor: Tensor) -> Mask:
-    """A boolean tensor that broadcasts to `[..., heads, queries, keys]`, True = visible; strides of 0 stay as they are."""
+    """A boolean tensor that broadcasts to `[..., heads, queries, keys]`, True = visible; stride 0 is kept."""
     return _dense(tensor, "kizuki.masks.dense")
 
 

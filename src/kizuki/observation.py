@@ -33,14 +33,22 @@ class Observe:
 
     def __post_init__(self) -> None:
         if isinstance(self.topk, bool) or not isinstance(self.topk, int) or self.topk < 0:
-            raise OptionError(f"kizuki.Observe: topk is {self.topk!r} but must be a whole number >= 0; 0 reads none")
+            raise OptionError(
+                f"kizuki.Observe: topk is {self.topk!r} but must be a whole number >= 0; 0 reads none"
+            )
         for name in ("entropy", "max", "max_score", "distance"):
             if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"kizuki.Observe: {name} is {getattr(self, name)!r} but must be True or False")
+                raise OptionError(
+                    f"kizuki.Observe: {name} is {getattr(self, name)!r} but must be True or False"
+                )
         if self.received not in (True, False, "sum", "mean"):
-            raise OptionError(f'kizuki.Observe: received is {self.received!r} but must be True, False, "sum" or "mean"')
+            raise OptionError(
+                f'kizuki.Observe: received is {self.received!r} but must be True, False, "sum" or "mean"'
+            )
         if self.pool is not None and (not isinstance(self.pool, tuple) or len(self.pool) not in (2, 3)):
-            raise OptionError(f"kizuki.Observe: pool is {self.pool!r} but must be (rows, cols) or (rows, cols, reduce)")
+            raise OptionError(
+                f"kizuki.Observe: pool is {self.pool!r} but must be (rows, cols) or (rows, cols, reduce)"
+            )
 
 
 @dataclass(frozen=True, eq=False)

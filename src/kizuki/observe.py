@@ -81,6 +81,16 @@ class MaxScore:
         return self.peak
 
 
+class Selection(Protocol):
+    """The k best of each row so far, or as a kernel found them."""
+
+    def take(self, block: Tile, weights: Tensor) -> None:
+        """Let in one tile."""
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """`(weights, keys)`, largest first; weight 0 and key −1 where there is none."""
+
+
 class TopK:
     """The k largest weights of each row and their keys, ties to the lower key; padded with weight 0, key −1.
 
@@ -90,9 +100,8 @@ class TopK:
     def __init__(self, problem: Problem, lse: Tensor, k: int) -> None:
         self.k, self.rank = k, min(k, problem.keys)
         shape = (problem.batch, problem.heads, problem.queries, self.rank)
-        self.best: _Packed | _Sorted
         wide = problem.accumulate_dtype is torch.float64 or problem.keys > _LOW
-        self.best = _Sorted(shape, problem) if wide else _Packed(shape, problem)
+        self.best: Selection = _Sorted(shape, problem) if wide else _Packed(shape, problem)
 
     def update(self, block: Tile, weights: Tensor) -> None:
         self.best.take(block, weights)
@@ -213,7 +222,7 @@ def _reduce(tensor: Tensor, dim: int, pixel: Tensor, reduce: str) -> Tensor:
     if len(counts) == tensor.shape[dim]:
         return tensor
     # Slices are summed pairwise by torch; index_add_ would add one by one and lose digits.
-    parts = tensor.split(counts, dim)
+    parts = torch.split(tensor, counts, dim)
     return torch.stack([p.sum(dim) if reduce == "mass" else p.amax(dim) for p in parts], dim)
 
 

@@ -175,7 +175,7 @@ class AttentionMatrix:
         return self.problem.scale
 
     @property
-    def T(self) -> Transposed:  # noqa: N802 - the name every matrix has
+    def T(self) -> Transposed:
         """Aᵀ: `A.T @ y` is what each key receives."""
         return Transposed(self)
 
@@ -221,7 +221,8 @@ class AttentionMatrix:
         value, restore = widened(problem, other)
         tensors = (problem.query, problem.key, value, problem.bias, problem.sinks)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            output, lse = Attend.apply(*tensors, problem, self.backend.forward)  # type: ignore[no-untyped-call]
+            own = self.backend.name == "portable"
+            output, lse = Attend.apply(*tensors, problem, self.backend.forward, own)
         else:
             output, lse = self.backend.forward(problem, value)
         self._keep(lse.detach())
@@ -244,8 +245,10 @@ class AttentionMatrix:
         if count > limit:
             size = count * (8 if self.dtype is torch.float64 else 4) / 1e9
             raise SizeError(
-                f"A.dense: {list(self.shape)} is {count:,} weights ({size:.1f} GB), above limit={limit:,}; read rows with "
-                "A[b, h, i], the largest with A.topk(k), column sums with A.received(), a picture with A.pool(rows, cols), "
+                f"A.dense: {list(self.shape)} is {count:,} weights ({size:.1f} GB), above limit={limit:,}; "
+                "read rows with "
+                "A[b, h, i], the largest with A.topk(k), column sums with A.received(), a picture with "
+                "A.pool(rows, cols), "
                 "or raise the limit"
             )
         with torch.no_grad():
@@ -287,6 +290,12 @@ class AttentionMatrix:
 
         Largest first, ties to the lower key. Where a row sees fewer than k keys: weight 0, key −1.
         """
+        _check_reading(self.problem, "topk", k)
+        if k == 0:
+            nothing = torch.zeros(
+                *self.shape[:-1], 0, dtype=self.problem.accumulate_dtype, device=self.device
+            )
+            return nothing, nothing.to(torch.int64)
         return cast("tuple[Tensor, Tensor]", self._read("topk", k))
 
     def entropy(self) -> Tensor:
@@ -345,7 +354,8 @@ class AttentionMatrix:
         if not isinstance(groups, Tensor) or groups.dtype.is_floating_point or groups.dtype is torch.bool:
             kind = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
             raise KizukiTypeError(
-                f"A.mass: groups is {kind} but must be an integer tensor [keys], the group of each key from 0, −1 for none"
+                f"A.mass: groups is {kind} but must be an integer tensor [keys], the group of each key from "
+                "0, −1 for none"
             )
         if tuple(groups.shape) != (self.problem.keys,):
             raise ShapeError(
@@ -363,7 +373,8 @@ class AttentionMatrix:
         size = math.prod(self.shape[:-1]) * count
         if size > DENSE_LIMIT:
             raise SizeError(
-                f"A.mass: {count:,} groups are {size:,} numbers, above {DENSE_LIMIT:,}; number the groups from 0 without "
+                f"A.mass: {count:,} groups are {size:,} numbers, above {DENSE_LIMIT:,}; number the groups "
+                "from 0 without "
                 "gaps, or ask for fewer"
             )
         wide = self._wide()
@@ -442,7 +453,7 @@ class Transposed:
         self.matrix = matrix
 
     @property
-    def T(self) -> AttentionMatrix:  # noqa: N802
+    def T(self) -> AttentionMatrix:
         return self.matrix
 
     @property

@@ -238,7 +238,7 @@ def far(problem: Problem, lse: Tensor) -> Tensor:
 
 @exact
 def split(problem: Problem, lse: Tensor) -> Tensor:
-    """The lse as two numbers of the accumulation dtype to be subtracted one after the other, `[2, batch, heads, queries]`.
+    """The lse as two numbers of the accumulation dtype, subtracted one after the other: `[2, batch, heads, queries]`.
 
     Rounded to one float32, an lse of 10 would cost every weight 5e-7. Rows that are `far` get what is missing
     from one more pass over A; others cost nothing.

@@ -8,7 +8,7 @@ again. Axes are named as in the field: query `[..., heads, queries, head_dim]`, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -240,7 +240,7 @@ def check_operand(problem: Problem, value: Tensor, length: int, axis: str, name:
     if problem.heads != 1 and value.dim() > 2:
         _check_heads(caller, name, value, value.shape[-3], problem.heads, problem.query)
     try:
-        torch.broadcast_shapes(value.shape[:-3], problem.lead)
+        broadcast(value.shape[:-3], problem.lead)
     except RuntimeError:
         raise ShapeError(
             f"{caller}: {name} has batch axes {list(value.shape[:-3])} but A has {list(problem.lead)}; they must be "
@@ -275,10 +275,16 @@ def widened(problem: Problem, value: Tensor) -> tuple[Tensor, Callable[[Tensor],
     return wide, restore
 
 
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that `shapes` broadcast to; RuntimeError where they do not."""
+    return tuple(torch.broadcast_shapes(*shapes))
+
+
 def _check_tensor(caller: str, name: str, tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
         raise KizukiTypeError(
-            f"{caller}: {name} is a {type(tensor).__name__} but must be a torch.Tensor; wrap it in torch.as_tensor(...)"
+            f"{caller}: {name} is a {type(tensor).__name__} but must be a torch.Tensor; wrap it in "
+            "torch.as_tensor(...)"
         )
     if tensor.layout is not torch.strided:
         raise KizukiTypeError(
@@ -286,7 +292,8 @@ def _check_tensor(caller: str, name: str, tensor: Any) -> None:
         )
     if tensor.dtype not in DTYPES:
         raise KizukiTypeError(
-            f"{caller}: {name} has dtype {tensor.dtype} but must be float16, bfloat16, float32 or float64; convert it first"
+            f"{caller}: {name} has dtype {tensor.dtype} but must be float16, bfloat16, float32 or float64; "
+            "convert it first"
         )
     if tensor.dim() < 2:
         raise ShapeError(
@@ -318,10 +325,11 @@ def _check_heads(caller: str, name: str, tensor: Tensor, kv_heads: int, heads: i
 
 def _broadcast_lead(caller: str, query: Tensor, key: Tensor) -> tuple[int, ...]:
     try:
-        return tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3]))
+        return broadcast(query.shape[:-3], key.shape[:-3])
     except RuntimeError:
         raise ShapeError(
-            f"{caller}: key has batch axes {list(key.shape[:-3])} but query has {list(query.shape[:-3])}; they must be "
+            f"{caller}: key has batch axes {list(key.shape[:-3])} but query has {list(query.shape[:-3])}; "
+            "they must be "
             f"equal or 1 (query {show(query)}, key {show(key)})"
         ) from None
 
@@ -331,7 +339,8 @@ def _check_scale(caller: str, scale: float | None, head_dim: int) -> float:
         return 1.0 / math.sqrt(head_dim)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise KizukiTypeError(
-            f"{caller}: scale is a {type(scale).__name__} but must be a number or None (1/sqrt(head_dim)); call float(scale)"
+            f"{caller}: scale is a {type(scale).__name__} but must be a number or None (1/sqrt(head_dim)); "
+            "call float(scale)"
         )
     if not math.isfinite(scale):
         raise OptionError(f"{caller}: scale is {scale} but must be finite; None means 1/sqrt(head_dim)")
@@ -352,7 +361,8 @@ def _check_bias(caller: str, bias: Any, problem: Problem) -> None:
     if not isinstance(bias, Tensor) or not bias.dtype.is_floating_point:
         kind = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
         raise KizukiTypeError(
-            f"{caller}: bias is {kind} but must be a floating tensor added to the scores; a boolean mask goes into mask="
+            f"{caller}: bias is {kind} but must be a floating tensor added to the scores; a boolean mask "
+            "goes into mask="
         )
     if bias.device != problem.device:
         raise KizukiTypeError(

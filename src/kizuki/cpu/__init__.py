@@ -1,11 +1,11 @@
 """The cpu backend: kernels written in Python, compiled by Numba/LLVM for the processor at hand.
 
-    target.py   which processor, which tile shapes        simd.py     vector code over the LLVM IR builder
-    tile.py     the emitted inner bodies                  pack.py     operands into panels
-    scores.py   masked scores of a block                  layout.py   the argument block's slots
-    forward.py  the online softmax                        read.py     statistics given the lse
-    call.py     from a Problem to an argument block       readings.py results to who asked
-    launch.py   threads                                   cache.py    kernels on disk
+target.py   which processor, which tile shapes        simd.py     vector code over the LLVM IR builder
+tile.py     the emitted inner bodies                  pack.py     operands into panels
+scores.py   masked scores of a block                  layout.py   the argument block's slots
+forward.py  the online softmax                        read.py     statistics given the lse
+call.py     from a Problem to an argument block       readings.py results to who asked
+launch.py   threads                                   cache.py    kernels on disk
 """
 
 from __future__ import annotations

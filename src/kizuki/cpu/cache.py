@@ -7,7 +7,6 @@ so the key here is a hash of every source in this folder. Set `KIZUKI_CACHE` to 
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -18,16 +17,13 @@ from numba.core.ccallback import CFunc
 from numba.core.errors import NumbaWarning
 from numba.core.typing.templates import Signature
 
+from .. import caches
 from . import target
 
 
 def folder() -> Path:
     """Where compiled kernels are kept."""
-    root = os.environ.get("KIZUKI_CACHE")
-    if root:
-        return Path(root) / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kizuki" / "kernels"
+    return caches.folder("kernels")
 
 
 @lru_cache(maxsize=1)

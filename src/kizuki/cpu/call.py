@@ -158,18 +158,20 @@ def ready(problem: Problem, value: Tensor) -> tuple[Block, Target, int, Tensor, 
 
 @dataclass(frozen=True)
 class Readings:
-    """What one reading pass gives, float32: `[batch, heads, queries]`, and top scores, top keys, column sums if asked."""
+    """What one reading pass gives, float32 `[batch, heads, queries]`; top scores, top keys, column sums if asked."""
 
     entropy: Tensor
     distance: Tensor
     peak: Tensor
     top_score: Tensor
-    best_scores: Tensor | None  # [batch, heads, queries, k], −inf where there is none
-    best_keys: Tensor | None  # int64, −1 where there is none
-    received: Tensor | None  # [batch, heads, keys]
+    best_scores: Tensor  # [batch, heads, queries, k], −inf where there is none
+    best_keys: Tensor  # int64, −1 where there is none
+    received: Tensor  # [batch, heads, keys], 0 keys wide if not asked for
 
 
-GROUPS = 16  # of query blocks: each sums its own columns, so that the order of the sum never depends on threads
+GROUPS = (
+    16  # of query blocks: each sums its own columns, so that the order of the sum never depends on threads
+)
 
 
 def read(problem: Problem, lse: Tensor, k: int = 0, received: bool = False) -> Readings:
@@ -185,10 +187,10 @@ def read(problem: Problem, lse: Tensor, k: int = 0, received: bool = False) -> R
     blocks = -(-problem.keys // target.block_k)
     groups = max(1, min(GROUPS, -(-queries // target.block_q)))
     line = blocks * target.block_k
-    sums = torch.zeros(count, groups, line) if received else None
+    sums = torch.zeros(count, groups, line if received else 0)
     block.alive += [stats, best, keys, sums]
     block["TOP_COUNT"], block["GROUPS"] = k, groups
-    block["RECEIVED"] = 0 if sums is None else sums.data_ptr()
+    block["RECEIVED"] = sums.data_ptr() if received else 0
     size = read_kernel.scratch_bytes(target, problem.head_dim)
     block["SCRATCH_BYTES"] = size
     block.room("SCRATCH", threads * size)
@@ -201,11 +203,16 @@ def read(problem: Problem, lse: Tensor, k: int = 0, received: bool = False) -> R
         block.table("TOP_SCORES_TABLE", best.data_ptr() + (rank + start) * k * 4)
         block.table("TOP_KEYS_TABLE", keys.data_ptr() + (rank + start) * k * 8)
         block.run("read", target, count * groups, threads)
+    entropy, distance, peak, top_score = stats.unbind(-1)
+    wide = problem.keys if received else 0
     return Readings(
-        *stats.unbind(-1),
-        best_scores=best if k else None,
-        best_keys=keys if k else None,
-        received=None if sums is None else sums.sum(1)[:, : problem.keys].reshape(*shape[:2], problem.keys),
+        entropy,
+        distance,
+        peak,
+        top_score,
+        best_scores=best,
+        best_keys=keys,
+        received=sums.sum(1)[:, :wide].reshape(*shape[:2], wide),
     )
 
 
@@ -250,7 +257,9 @@ def point(block: Block, problem: Problem, output: Tensor, lse: Tensor, start: in
         for name, edge in (("FIRST", problem.bounds.first), ("STOP", problem.bounds.stop)):
             edge = edge.contiguous()
             block.alive.append(edge)
-            shaped = edge.view(*(problem.lead if edge.shape[0] > 1 else (1,) * len(problem.lead)), *edge.shape[1:], 1)
+            shaped = edge.view(
+                *(problem.lead if edge.shape[0] > 1 else (1,) * len(problem.lead)), *edge.shape[1:], 1
+            )
             table = planes(shaped.expand(*shaped.shape[:-3], heads, *shaped.shape[-2:]), problem, heads)
             block.table(f"{name}_TABLE", table + start * 8)
     if residual is not None:
@@ -259,7 +268,9 @@ def point(block: Block, problem: Problem, output: Tensor, lse: Tensor, start: in
             shift = start
         else:
             mask = tile(residual, problem, slice(start, stop), slice(0, problem.keys))
-            mask = mask.reshape(*(problem.lead if mask.shape[0] > 1 else (1,) * len(problem.lead)), *mask.shape[1:])
+            mask = mask.reshape(
+                *(problem.lead if mask.shape[0] > 1 else (1,) * len(problem.lead)), *mask.shape[1:]
+            )
             shift = 0
         block.alive.append(mask)
         table, row, col = pair_planes(mask, problem)

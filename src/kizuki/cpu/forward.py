@@ -44,23 +44,29 @@ def build(t: Target) -> Any:
     pack_query, ranges, span, score_block = pieces.pack_query, pieces.ranges, pieces.span, pieces.score_block
     sees = pieces.sees
     mix, row_max, raise_row = bodies.mix, bodies.row_max, bodies.raise_row
-    fold_total, scale_vector = bodies.fold_total, bodies.scale_vector
+    fold_total, scale_vector, exp_one = bodies.fold_total, bodies.scale_vector, bodies.exp_one
     scale_row, finish_row = bodies.scale_row, bodies.finish_row
     mr, nr, lanes, block_q, block_k = t.mr, t.nr, t.lanes, t.block_q, t.block_k
     stride = 4 * lanes  # what row_max and raise_row step by
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def note_seen(row: int, seen: int, first: int, stop: int) -> None:
         """One byte a column: does the row see it?"""
         for c in range(block_k):
             inside = first <= c < stop
             store_u8(seen + c, numba.uint8(inside and load_f32(row + c * 4) != NEG_INF))
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def add_odd(args: int, plane: int, key: int, weights: int, seen: int, sums: int, rows: int) -> None:
         """Add weight · value for the NaN and infinite values of a key block, only to the rows that see the key."""
-        dim, row, col = load_i64(args + VALUE_DIM), 4 * load_i64(args + VALUE_ROW), 4 * load_i64(args + VALUE_COL)
-        source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * load_i64(load_i64(args + VALUE_TABLE) + 8 * plane))
+        dim, row, col = (
+            load_i64(args + VALUE_DIM),
+            4 * load_i64(args + VALUE_ROW),
+            4 * load_i64(args + VALUE_COL),
+        )
+        source = load_i64(
+            load_i64(args + VALUE_SOURCE) + 8 * load_i64(load_i64(args + VALUE_TABLE) + 8 * plane)
+        )
         for c in range(min(block_k, load_i64(args + KEYS) - key)):
             for d in range(dim):
                 x = load_f32(source + (key + c) * row + d * col)
@@ -72,7 +78,11 @@ def build(t: Target) -> Any:
 
     def forward(args: int) -> None:
         tasks, queries, keys = load_i64(args + TASKS), load_i64(args + QUERIES), load_i64(args + KEYS)
-        dim, value_dim, panels = load_i64(args + HEAD_DIM), load_i64(args + VALUE_DIM), load_i64(args + VALUE_PANELS)
+        dim, value_dim, panels = (
+            load_i64(args + HEAD_DIM),
+            load_i64(args + VALUE_DIM),
+            load_i64(args + VALUE_PANELS),
+        )
         blocks, full_width = load_i64(args + KEY_BLOCKS), load_i64(args + KEY_WIDTH)
         query_blocks = (queries + block_q - 1) // block_q
 
@@ -83,7 +93,9 @@ def build(t: Target) -> Any:
         totals = sums + block_q * panels * nr * 4  # running_sum, one vector a row, folded at the end
         tops = totals + block_q * lanes * 4  # running_max
         spans = tops + block_q * 4  # the keys each panel of rows sees
-        seen = spans + block_q // mr * shared.SPAN_BYTES  # bytes, only for key blocks with NaN or infinite values
+        seen = (
+            spans + block_q // mr * shared.SPAN_BYTES
+        )  # bytes, only for key blocks with NaN or infinite values
 
         while True:
             task = take_ticket(args + NEXT_TASK)
@@ -126,12 +138,16 @@ def build(t: Target) -> Any:
                         new = row_max(row, width, old)
                         if new != old:
                             store_f32(tops + r * 4, new)
-                            decay = numba.float32(math.exp(numba.float64(old) - numba.float64(new)))
-                            if panels > 0:
-                                scale_row(sums + r * nr * 4, panels, block_q * nr * 4, decay)
-                            scale_vector(totals + r * lanes * 4, decay)
+                            if old != NEG_INF:  # else there is nothing yet to rescale
+                                decay = exp_one(old - new)
+                                if panels > 0:
+                                    scale_row(sums + r * nr * 4, panels, block_q * nr * 4, decay)
+                                scale_vector(totals + r * lanes * 4, decay)
                         raise_row(row, width, new, totals + r * lanes * 4)
-                value_panel = load_i64(args + VALUE_PACKED) + (value_plane * blocks + block) * full_width * panels * nr * 4
+                value_panel = (
+                    load_i64(args + VALUE_PACKED)
+                    + (value_plane * blocks + block) * full_width * panels * nr * 4
+                )
                 for v in range(panels):
                     here = value_panel + v * full_width * nr * 4
                     for p in range(row_panels):
@@ -162,7 +178,9 @@ def build(t: Target) -> Any:
                         mass = mass * decay + math.exp(numba.float64(sink) - peak)
                     factor_row = numba.float32(decay / mass)
                     # All scores −inf, yet seen: 0/0. A total of NaN stays NaN.
-                    natural = math.nan if mass == 0.0 else math.log(mass) + (0.0 if peak == -math.inf else peak)
+                    natural = (
+                        math.nan if mass == 0.0 else math.log(mass) + (0.0 if peak == -math.inf else peak)
+                    )
                 store_f64(lse + r * 8, natural)
                 for p in range(panels):
                     here = sums + (p * block_q + r) * nr * 4

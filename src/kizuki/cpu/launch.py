@@ -37,7 +37,11 @@ def _after_fork() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
-BUILDERS: dict[str, Callable[[Target], Any]] = {"pack": pack.build, "forward": forward.build, "read": read.build}
+BUILDERS: dict[str, Callable[[Target], Any]] = {
+    "pack": pack.build,
+    "forward": forward.build,
+    "read": read.build,
+}
 
 
 def kernel(name: str, target: Target) -> int:
@@ -58,7 +62,9 @@ def openmp() -> Any | None:
     candidates: list[str | None] = [None]
     try:
         with open("/proc/self/maps") as maps:
-            candidates += sorted({line.split()[-1] for line in maps if "libgomp" in line or "libiomp5" in line})
+            candidates += sorted(
+                {line.split()[-1] for line in maps if "libgomp" in line or "libiomp5" in line}
+            )
     except OSError:
         pass
     for path in candidates:

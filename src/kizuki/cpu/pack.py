@@ -21,7 +21,12 @@ from .target import Target
 NEXT_TASK, TASKS = SLOT["NEXT_TASK"], SLOT["TASKS"]
 KEYS, HEAD_DIM, VALUE_DIM = SLOT["KEYS"], SLOT["HEAD_DIM"], SLOT["VALUE_DIM"]
 KEY_BLOCKS, KEY_WIDTH, VALUE_PANELS = SLOT["KEY_BLOCKS"], SLOT["KEY_WIDTH"], SLOT["VALUE_PANELS"]
-KEY_PLANES, KEY_SOURCE, KEY_ROW, KEY_COL = SLOT["KEY_PLANES"], SLOT["KEY_SOURCE"], SLOT["KEY_ROW"], SLOT["KEY_COL"]
+KEY_PLANES, KEY_SOURCE, KEY_ROW, KEY_COL = (
+    SLOT["KEY_PLANES"],
+    SLOT["KEY_SOURCE"],
+    SLOT["KEY_ROW"],
+    SLOT["KEY_COL"],
+)
 KEY_PACKED, VALUE_PACKED, VALUE_ODD = SLOT["KEY_PACKED"], SLOT["VALUE_PACKED"], SLOT["VALUE_ODD"]
 VALUE_SOURCE, VALUE_ROW, VALUE_COL = SLOT["VALUE_SOURCE"], SLOT["VALUE_ROW"], SLOT["VALUE_COL"]
 
@@ -33,7 +38,10 @@ def _bodies(t: Target) -> tuple[Any, Any]:
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             e = Emit(builder, t.lanes)
-            rows = [e.pointer(builder.add(args[0], builder.mul(args[1], ir.Constant(I64, r)))) for r in range(t.lanes)]
+            rows = [
+                e.pointer(builder.add(args[0], builder.mul(args[1], ir.Constant(I64, r))))
+                for r in range(t.lanes)
+            ]
             out = e.pointer(args[3])
 
             def body(v: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
@@ -74,7 +82,7 @@ def build(t: Target) -> Any:
     turn, copy_panel = _bodies(t)
     nr, block_k, lanes = t.nr, t.block_k, t.lanes
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def pack_keys(args: int, plane: int, block: int) -> None:
         dim, width = load_i64(args + HEAD_DIM), load_i64(args + KEY_WIDTH)
         row, col = 4 * load_i64(args + KEY_ROW), 4 * load_i64(args + KEY_COL)
@@ -97,9 +105,13 @@ def build(t: Target) -> Any:
                 for d in range(dim):
                     store_f32(out + d * nr * 4, numba.float32(0.0))
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def pack_values(args: int, plane: int, block: int) -> None:
-        dim, panels, width = load_i64(args + VALUE_DIM), load_i64(args + VALUE_PANELS), load_i64(args + KEY_WIDTH)
+        dim, panels, width = (
+            load_i64(args + VALUE_DIM),
+            load_i64(args + VALUE_PANELS),
+            load_i64(args + KEY_WIDTH),
+        )
         row, col = 4 * load_i64(args + VALUE_ROW), 4 * load_i64(args + VALUE_COL)
         source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * plane) + block * block_k * row
         place = plane * load_i64(args + KEY_BLOCKS) + block

@@ -43,7 +43,7 @@ def build(t: Target) -> Any:
     mr, lanes, block_q, block_k = t.mr, t.lanes, t.block_q, t.block_k
     stride = 4 * lanes
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def keep_best(row: int, width: int, key: int, best: int, keys: int, k: int) -> None:
         """Insert the scores of a row into its k best, largest first; an equal score stays behind the earlier key."""
         for c in range(0, width, 4 * lanes):

@@ -13,7 +13,14 @@ from ..problem import Problem
 from . import call
 
 POOLED = 1 << 24  # numbers of A · one-hot held at once
-NATIVE = (observe.Entropy, observe.Distance, observe.MaxWeight, observe.MaxScore, observe.TopK, observe.Received)
+NATIVE = (
+    observe.Entropy,
+    observe.Distance,
+    observe.MaxWeight,
+    observe.MaxScore,
+    observe.TopK,
+    observe.Received,
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,9 @@ class Found:
 
     weights: Tensor
     keys: Tensor
+
+    def take(self, block: portable.Tile, weights: Tensor) -> None:
+        raise RuntimeError("the kernel has already seen every tile")
 
     def result(self) -> tuple[Tensor, Tensor]:
         return self.weights, self.keys
@@ -40,9 +50,10 @@ def fold(problem: Problem, lse: Tensor, statistics: Sequence[observe.Statistic])
         for statistic in native:
             _give(problem, lse, readings, statistic)
         statistics = [s for s in statistics if s not in native]
-    for statistic in [s for s in statistics if isinstance(s, observe.Pool) and s.reduce == "mass"]:
-        _pool_mass(problem, statistic)
-        statistics = [s for s in statistics if s is not statistic]
+    pools = [s for s in statistics if isinstance(s, observe.Pool) and s.reduce == "mass"]
+    for pool in pools:
+        _pool_mass(problem, pool)
+    statistics = [s for s in statistics if s not in pools]
     if statistics:
         # Scores computed again in torch go with torch's own log-sum-exp.
         observe.fold(problem, portable.lse(problem), statistics)
@@ -75,14 +86,12 @@ def _give(problem: Problem, lse: Tensor, readings: call.Readings, statistic: obs
     elif isinstance(statistic, observe.MaxScore):
         statistic.peak = readings.top_score.amax(-1) if problem.queries else statistic.peak
     elif isinstance(statistic, observe.TopK):
-        assert readings.best_scores is not None and readings.best_keys is not None
         keys = readings.best_keys[..., : statistic.rank]
         shift = lse.masked_fill(lse == portable.NEG_INF, 0.0).unsqueeze(-1)
         exact = torch.exp(readings.best_scores[..., : statistic.rank] - shift)  # in float64, as the lse is
         weights = exact.to(torch.float32).masked_fill(keys < 0, 0.0)
         statistic.best = Found(weights, keys)
     elif isinstance(statistic, observe.Received):
-        assert readings.received is not None
         statistic.total = readings.received
         if statistic.seen is not None:
             statistic.seen = _seen(problem)

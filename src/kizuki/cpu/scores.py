@@ -41,14 +41,18 @@ class Scores(NamedTuple):
 def build(t: Target, bodies: Bodies) -> Scores:
     """The pieces for a target."""
     scores, finish_row = bodies.scores, bodies.finish_row
-    mr, nr, lanes, block_q, block_k = t.mr, t.nr, t.lanes, t.block_q, t.block_k
+    mr, nr, lanes, block_k = t.mr, t.nr, t.lanes, t.block_k
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def pack_query(args: int, plane: int, start: int, rows: int, padded: int, out: int) -> None:
         """Queries × scale (÷ softcap), head_dim floats a row; rows past the end are 0."""
         softcap = load_f64(args + SOFTCAP)
         factor = numba.float32(load_f64(args + SCALE) / softcap if softcap > 0 else load_f64(args + SCALE))
-        dim, row, col = load_i64(args + HEAD_DIM), 4 * load_i64(args + QUERY_ROW), 4 * load_i64(args + QUERY_COL)
+        dim, row, col = (
+            load_i64(args + HEAD_DIM),
+            4 * load_i64(args + QUERY_ROW),
+            4 * load_i64(args + QUERY_COL),
+        )
         source = load_i64(load_i64(args + QUERY_TABLE) + 8 * plane) + start * row
         panels = dim // nr if col == 4 else 0
         for r in range(rows):
@@ -60,7 +64,7 @@ def build(t: Target, bodies: Bodies) -> Scores:
         for at in range(rows * dim, padded * dim):
             store_f32(out + at * 4, ZERO)
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def cap_and_bias(args: int, plane: int, query: int, key: int, first: int, stop: int, row: int) -> None:
         """softcap, then bias, on columns first … stop of a row; a bias of −inf makes the score −inf whatever it was."""
         softcap = load_f64(args + SOFTCAP)
@@ -75,16 +79,18 @@ def build(t: Target, bodies: Bodies) -> Scores:
                 x = load_f32(bias + c * step)
                 store_f32(row + c * 4, NEG_INF if x == NEG_INF else load_f32(row + c * 4) + x)
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def hide(args: int, plane: int, query: int, key: int, first: int, stop: int, row: int) -> None:
         """The boolean mask on columns first … stop of a row."""
         step = load_i64(args + MASK_COL)
-        seen = load_i64(load_i64(args + MASK_TABLE) + 8 * plane) + query * load_i64(args + MASK_ROW) + key * step
+        seen = (
+            load_i64(load_i64(args + MASK_TABLE) + 8 * plane) + query * load_i64(args + MASK_ROW) + key * step
+        )
         for c in range(first, stop):
             if load_u8(seen + c * step) == 0:
                 store_f32(row + c * 4, NEG_INF)
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def sees(args: int, plane: int, query: int) -> bool:
         """Whether a query sees any key. Asked only of rows whose scores are all −inf: absent, or overflown?"""
         first, stop = 0, load_i64(args + KEYS)
@@ -95,7 +101,11 @@ def build(t: Target, bodies: Bodies) -> Scores:
         for j in range(first, stop):
             there = True
             if masks != 0:
-                at = load_i64(masks + 8 * plane) + query * load_i64(args + MASK_ROW) + j * load_i64(args + MASK_COL)
+                at = (
+                    load_i64(masks + 8 * plane)
+                    + query * load_i64(args + MASK_ROW)
+                    + j * load_i64(args + MASK_COL)
+                )
                 there = load_u8(at) != 0
             if there and biases != 0:
                 at = query * load_i64(args + BIAS_ROW) + j * load_i64(args + BIAS_COL)
@@ -104,7 +114,7 @@ def build(t: Target, bodies: Bodies) -> Scores:
                 return True
         return False
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def ranges(args: int, plane: int, start: int, rows: int, panels: int) -> tuple[int, int]:
         """[low, high): every key that is visible to one of these rows; and the same for each panel of mr rows."""
         keys = load_i64(args + KEYS)
@@ -124,16 +134,16 @@ def build(t: Target, bodies: Bodies) -> Scores:
             low, high = min(low, panel_low), max(high, panel_high)
         return low, high
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def span(args: int, panels: int, p: int, key: int, count: int) -> tuple[int, int]:
-        """The columns first … stop of the block at `key` that some row of panel p can see; stop 0 when there are none."""
+        """The columns first … stop of the block at `key` that some row of panel p sees; stop 0 when there are none."""
         if load_i64(args + FIRST_TABLE) == 0:
             return 0, count
         first = max(0, load_i64(panels + p * 16) - key)
         stop = min(count, load_i64(panels + p * 16 + 8) - key)
         return (first, stop) if stop > first else (0, 0)
 
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @numba.njit(error_model="numpy")
     def score_block(
         args: int, plane: int, start: int, rows: int, packed: int, block: int, panels: int, grid: int
     ) -> None:
@@ -146,13 +156,18 @@ def build(t: Target, bodies: Bodies) -> Scores:
         key = block * block_k
         count = min(block_k, load_i64(args + KEYS) - key)
         key_plane = load_i64(load_i64(args + KEY_TABLE) + 8 * plane)
-        panel = load_i64(args + KEY_PACKED) + (key_plane * load_i64(args + KEY_BLOCKS) + block) * full_width * dim * 4
+        panel = (
+            load_i64(args + KEY_PACKED)
+            + (key_plane * load_i64(args + KEY_BLOCKS) + block) * full_width * dim * 4
+        )
         row_panels = (rows + mr - 1) // mr
         for c in range(0, min(full_width, count), nr):
             for p in range(row_panels):
                 first, stop = span(args, panels, p, key, count)
                 if first < c + nr and c < stop:
-                    scores(packed + p * mr * dim * 4, panel + c * dim * 4, dim, grid + (p * mr * block_k + c) * 4)
+                    scores(
+                        packed + p * mr * dim * 4, panel + c * dim * 4, dim, grid + (p * mr * block_k + c) * 4
+                    )
         shaped = load_f64(args + SOFTCAP) > 0 or load_i64(args + BIAS_TABLE) != 0
         masked = load_i64(args + MASK_TABLE) != 0
         ranged = load_i64(args + FIRST_TABLE) != 0
@@ -166,7 +181,10 @@ def build(t: Target, bodies: Bodies) -> Scores:
             first, stop = span(args, panels, p, key, count)
             if stop == 0:
                 continue
-            left, right = first // (4 * lanes) * (4 * lanes), (stop + 4 * lanes - 1) // (4 * lanes) * (4 * lanes)
+            left, right = (
+                first // (4 * lanes) * (4 * lanes),
+                (stop + 4 * lanes - 1) // (4 * lanes) * (4 * lanes),
+            )
             for r in range(p * mr, min(rows, (p + 1) * mr)):
                 row = grid + r * block_k * 4
                 a, z = first, stop

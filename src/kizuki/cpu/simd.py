@@ -31,8 +31,12 @@ EXP2 = (
     0.0013399931205895048,
     0.00015345810305502153,
 )
-MAGIC = 12582912.0 + 127.0  # 1.5·2^23 + bias: adding it rounds to an integer and leaves n + 127 in the low bits
-LOWEST = -87.33654  # exp of less than this is below the smallest normal float32: it becomes 0, as exp(−inf) must
+MAGIC = (
+    12582912.0 + 127.0
+)  # 1.5·2^23 + bias: adding it rounds to an integer and leaves n + 127 in the low bits
+LOWEST = (
+    -87.33654
+)  # exp of less than this is below the smallest normal float32: it becomes 0, as exp(−inf) must
 
 
 class Emit:
@@ -194,7 +198,7 @@ load_u8 = _scalar_load(I8, types.uint8, 1)
 store_u8 = _scalar_store(I8, types.uint8, 1)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def take_ticket(typingctx: Any, address: Any) -> Any:
     """Add 1 to the int64 at `address` and return what it was, atomically: the next task or scratch slot."""
 

@@ -67,7 +67,9 @@ def select(found: frozenset[str] | None = None) -> Target:
         if forced not in TARGETS:
             from ..errors import OptionError
 
-            raise OptionError(f"KIZUKI_TARGET is {forced!r} but must be one of {', '.join(TARGETS)}; unset it")
+            raise OptionError(
+                f"KIZUKI_TARGET is {forced!r} but must be one of {', '.join(TARGETS)}; unset it"
+            )
         return TARGETS[forced]
     have = features() if found is None else found
     if "avx512f" in have:

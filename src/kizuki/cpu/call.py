@@ -49,7 +49,8 @@ class Block:
 
     def __init__(self) -> None:
         self.slots = np.zeros(len(NAMES), dtype=np.int64)
-        self.alive: list[object] = []
+        # By name, so that what one chunk of queries needed goes when the next chunk's takes its place.
+        self.alive: dict[str, object] = {}
 
     def __setitem__(self, name: str, value: int | float) -> None:
         if isinstance(value, float):
@@ -59,13 +60,13 @@ class Block:
     def table(self, name: str, addresses: Ints) -> None:
         """Point slot `name` at an int64 array."""
         kept = np.ascontiguousarray(addresses, dtype=np.int64)
-        self.alive.append(kept)
+        self.alive[name] = kept
         self[name] = kept.ctypes.data
 
     def room(self, name: str, size: int) -> None:
         """`size` bytes of uninitialised working memory for slot `name`, aligned to 64 bytes."""
         made = workspace(name, size)
-        self.alive.append(made)
+        self.alive[name] = made
         self[name] = made.data_ptr()
 
     def run(self, kernel: str, target: Target, tasks: int, threads: int) -> None:
@@ -109,7 +110,7 @@ def ready(problem: Problem, value: Tensor) -> tuple[Block, Target, int, Tensor, 
     value_dim = value.shape[-1]
     output = torch.empty(batch, heads, queries, value_dim, dtype=torch.float32)
     lse = torch.empty(batch, heads, queries, dtype=torch.float64)
-    block.alive += [output, lse, problem.query, problem.key, value]
+    block.alive["operands"] = (output, lse, problem.query, problem.key, value)
     panels = -(-value_dim // target.nr)
     grain = math.lcm(target.nr, 4 * target.lanes)
     width = min(target.block_k, -(-keys // grain) * grain)
@@ -146,7 +147,7 @@ def ready(problem: Problem, value: Tensor) -> tuple[Block, Target, int, Tensor, 
     block.room("VALUE_ODD", len(value_source) * blocks)
     if problem.sinks is not None:
         sinks = in_dtype(problem.sinks.detach(), torch.float32).repeat(batch).contiguous()
-        block.alive.append(sinks)
+        block.alive["sinks"] = sinks
         block["SINK_TABLE"] = sinks.data_ptr()
     threads = launch.threads()
     block.run("pack", target, (len(key_source) + len(value_source)) * blocks, threads)
@@ -188,7 +189,7 @@ def read(problem: Problem, lse: Tensor, k: int = 0, received: bool = False) -> R
     groups = max(1, min(GROUPS, -(-queries // target.block_q)))
     line = blocks * target.block_k
     sums = torch.zeros(count, groups, line if received else 0)
-    block.alive += [stats, best, keys, sums]
+    block.alive["readings"] = (stats, best, keys, sums)
     block["TOP_COUNT"], block["GROUPS"] = k, groups
     block["RECEIVED"] = sums.data_ptr() if received else 0
     size = read_kernel.scratch_bytes(target, problem.head_dim)
@@ -256,7 +257,7 @@ def point(block: Block, problem: Problem, output: Tensor, lse: Tensor, start: in
     if problem.bounds is not None:
         for name, edge in (("FIRST", problem.bounds.first), ("STOP", problem.bounds.stop)):
             edge = edge.contiguous()
-            block.alive.append(edge)
+            block.alive[f"{name} edge"] = edge
             shaped = edge.view(
                 *(problem.lead if edge.shape[0] > 1 else (1,) * len(problem.lead)), *edge.shape[1:], 1
             )
@@ -272,7 +273,7 @@ def point(block: Block, problem: Problem, output: Tensor, lse: Tensor, start: in
                 *(problem.lead if mask.shape[0] > 1 else (1,) * len(problem.lead)), *mask.shape[1:]
             )
             shift = 0
-        block.alive.append(mask)
+        block.alive["mask"] = mask
         table, row, col = pair_planes(mask, problem)
         block.table("MASK_TABLE", table + shift * row)
         block["MASK_ROW"], block["MASK_COL"] = row, col
@@ -282,7 +283,7 @@ def point(block: Block, problem: Problem, output: Tensor, lse: Tensor, start: in
             if bias.shape[-2:-1] != (1,) and bias.dim() > 1:
                 bias, shift = bias[..., start:stop, :], 0
             bias = in_dtype(bias, torch.float32)
-        block.alive.append(bias)
+        block.alive["bias"] = bias
         table, row, col = pair_planes(bias, problem)
         block.table("BIAS_TABLE", table + shift * row * 4)
         block["BIAS_ROW"], block["BIAS_COL"] = row, col

@@ -56,7 +56,9 @@ def main() -> None:
     for name, taken in times.items():
         print(f"{name:<9} median {statistics.median(taken):.2f} s, {min(taken):.2f} … {max(taken):.2f}")
     pairs = [b / a for a, b in zip(times["plain"], times["recorded"], strict=True)]
-    print(f"recorded / plain: median {statistics.median(pairs):.3f} over {args.rounds} pairs, {args.tokens} tokens")
+    print(
+        f"recorded / plain: median {statistics.median(pairs):.3f} over {args.rounds} pairs, {args.tokens} tokens"
+    )
 
 
 if __name__ == "__main__":

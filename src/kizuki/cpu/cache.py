@@ -6,15 +6,14 @@ so the key here is a hash of every source in this folder. Set `KIZUKI_CACHE` to 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
-from numba.core.errors import NumbaWarning
 from numba.core.typing.templates import Signature
 
 from .. import caches
@@ -77,6 +76,20 @@ class _Cache(FunctionCache):  # type: ignore[misc]
     def _index_key(self, sig: Signature, codegen: Any) -> tuple[Any, ...]:
         return (str(sig), codegen.magic_tuple(), stamp())
 
+    def load_overload(self, sig: Signature, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # noqa: BLE001 - see below
+            # Unpickling a file that was cut short or overwritten may raise anything; whatever it is, the
+            # entry is worth nothing: it goes, and the kernel is compiled as if there had been none.
+            for path in Path(self._cache_path).glob(f"{self._impl.filename_base}.*"):
+                path.unlink(missing_ok=True)
+            return None
+
+    def save_overload(self, sig: Signature, data: Any) -> None:
+        with contextlib.suppress(OSError):  # read-only, or full: the kernel is compiled again next time
+            super().save_overload(sig, data)
+
 
 def compile_kernel(name: str, function: Any, signature: Signature) -> Any:
     """Compile `function` to a C function, or load it from disk; a cache that cannot be used is survived.
@@ -86,18 +99,8 @@ def compile_kernel(name: str, function: Any, signature: Signature) -> Any:
     parts = (signature.args, signature.return_type)
     kernel = CFunc(function, parts, {}, {"nopython": True, "boundscheck": False, "error_model": "numpy"})
     path = folder() / stamp()
-    try:
+    with contextlib.suppress(OSError):  # then nothing is found there, and nothing kept
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError:
-        kernel.compile()  # read-only or full: compile in memory, every time
-        return kernel
-    kernel._cache = _Cache(name, str(path))
-    try:
-        kernel.compile()
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, ImportError, NumbaWarning):
-        fresh = CFunc(function, parts, {}, {"nopython": True, "boundscheck": False, "error_model": "numpy"})
-        fresh.compile()  # a broken entry: as if there were none
-        return fresh
+        kernel._cache = _Cache(name, str(path))
+    kernel.compile()
     return kernel

@@ -11,6 +11,7 @@ launch.py   threads                                   cache.py    kernels on dis
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,16 +19,18 @@ from torch import Tensor
 from .. import backends, observe
 from ..problem import Problem
 
+WIDENED = (torch.float16, torch.bfloat16)  # computed in float32, which is what they accumulate in anyway
+
 
 class Cpu:
-    """Compiled kernels for CPU tensors; float32."""
+    """Compiled kernels for CPU tensors: float32, and 16-bit floats widened to it (a copy, O(n))."""
 
     name = "cpu"
 
     def refuses(self, problem: Problem) -> str | None:
         if problem.device.type != "cpu":
             return f"the tensors are on {problem.device}"
-        if problem.dtype is not torch.float32:
+        if problem.dtype is not torch.float32 and problem.dtype not in WIDENED:
             return f"its kernels are float32 and the query is {str(problem.dtype).removeprefix('torch.')}"
         return None
 
@@ -36,12 +39,15 @@ class Cpu:
 
         t = launch.target()
         kernel = f"online softmax, float32, {t.name} tiles {t.mr}×{t.nr}, blocks {t.block_q}×{t.block_k}"
-        return backends.Plan(self.name, kernel, f"CPU float32, {launch.threads()} threads, {launch.layer()}")
+        kind = str(problem.dtype).removeprefix("torch.")
+        given = kind if problem.dtype is torch.float32 else f"{kind} widened to float32"
+        return backends.Plan(self.name, kernel, f"CPU {given}, {launch.threads()} threads, {launch.layer()}")
 
     def forward(self, problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
         from . import call
 
-        return call.forward(problem, value)
+        output, lse = call.forward(_wide(problem), value.to(torch.float32))
+        return output.to(problem.dtype), lse
 
     def lse(self, problem: Problem) -> Tensor:
         return self.forward(problem, problem.key.new_zeros(problem.keys, 0))[1]
@@ -49,4 +55,10 @@ class Cpu:
     def fold(self, problem: Problem, lse: Tensor, statistics: Sequence[observe.Statistic]) -> None:
         from . import readings
 
-        readings.fold(problem, lse, statistics)
+        readings.fold(_wide(problem), lse, statistics)
+
+
+def _wide(problem: Problem) -> Problem:
+    if problem.dtype is torch.float32:
+        return problem
+    return replace(problem, query=problem.query.to(torch.float32), key=problem.key.to(torch.float32))

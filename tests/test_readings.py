@@ -471,3 +471,44 @@ def test_several_readings_in_one_pass(backend: str) -> None:
         assert torch.equal(got, want)
     nothing = matrix.observe(kizuki.Observe())
     assert nothing.entropy is nothing.topk is nothing.received is nothing.pool is nothing.mass is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"window": (5, 2), "softcap": 3.0},
+        {"mask": ~masks.documents([20, 0, 17]) | masks.causal()},
+    ],
+    ids=["plain", "causal", "window and cap", "a mask without a range"],
+)
+def test_asking_to_see_never_changes_the_answer(options: dict[str, Any], backend: str) -> None:
+    """Contract 9, and the readings are those of the matrix itself."""
+    q, k, v = (torch.randn(2, 4, 37, 8, generator=torch.Generator().manual_seed(s)) for s in range(3))
+    what = kizuki.Observe(
+        topk=3, entropy=True, received="mean", max=True, max_score=True, distance=True, pool=(5, 7)
+    )
+    output, seen = kizuki.attention(q, k, v, backend=backend, observe=what, **options)
+    assert torch.equal(output, kizuki.attention(q, k, v, backend=backend, **options))
+    matrix = kizuki.attend(q, k, backend=backend, **options)
+    assert seen.topk is not None
+    assert torch.equal(seen.topk[1], matrix.topk(3)[1])
+    for got, want in (
+        (seen.topk[0], matrix.topk(3)[0]),
+        (seen.entropy, matrix.entropy()),
+        (seen.received, matrix.received("mean")),
+        (seen.max, matrix.max()),
+        (seen.max_score, matrix.max_score()),
+        (seen.distance, matrix.distance()),
+        (seen.pool, matrix.pool(5, 7)),
+    ):
+        assert got is not None
+        assert torch.equal(got, want)
+    assert seen.mass is None, "nobody asked"
+
+
+def test_observe_must_be_an_observe(backend: str) -> None:
+    x = torch.eye(3)
+    with pytest.raises(kizuki.KizukiTypeError, match=r"observe is a bool but must be kizuki\.Observe"):
+        kizuki.attention(x, x, x, backend=backend, observe=True)  # type: ignore[call-overload]

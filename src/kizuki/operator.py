@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from .masks import Mask
 from .observation import Observation, Observe
 from .observation import observe as observe_all
 from .problem import Problem, build, check_operand, check_value, widened
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DENSE_LIMIT = 1 << 26  # weights `A.dense()` and `A[...]` build before they ask to be told
 
@@ -87,6 +90,31 @@ def make(
     return AttentionMatrix(problem, backends.choose(problem, backend, caller))
 
 
+class Options(TypedDict, total=False):
+    """The options `attend` and `attention` share, for type checkers; `attend` says what they mean."""
+
+    mask: Mask | Tensor | None
+    causal: bool
+    window: tuple[int | None, int | None] | None
+    bias: Tensor | None
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    backend: str
+
+
+@overload
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *, observe: None = None, **options: Unpack[Options]
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *, observe: Observe, **options: Unpack[Options]
+) -> tuple[Tensor, Observation]: ...
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -100,11 +128,13 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     backend: str = "auto",
-) -> Tensor:
+    observe: Observe | None = None,
+) -> Tensor | tuple[Tensor, Observation]:
     """Scaled dot-product attention: `attend(query, key, ...) @ value`.
 
     Arguments are those of `attend`, and value `[..., kv_heads, keys, value_dim]`.
-    Returns `[..., heads, queries, value_dim]` in the input dtype; rows with no visible key are 0.
+    Returns `[..., heads, queries, value_dim]` in the input dtype; rows with no visible key are 0. With
+    `observe=kizuki.Observe(...)` it returns `(output, Observation)`, the output bit for bit the same.
     Differentiable in query, key, value, bias and sinks. Raises as `attend` and `A @ value` do.
     Cost: 2·queries·keys·(head_dim + value_dim) operations over the visible keys; O(n) memory.
 
@@ -127,7 +157,19 @@ def attention(
         backend=backend,
     )
     check_value(matrix.problem, value, caller="kizuki.attention")
-    return matrix @ value
+    if observe is None:
+        return cast(Tensor, matrix @ value)
+    check_observe(observe, "kizuki.attention: observe")
+    output = matrix @ value
+    return output, matrix.observe(observe)
+
+
+def check_observe(what: object, named: str) -> None:
+    """Raise unless `what` says which readings are wanted."""
+    if not isinstance(what, Observe):
+        raise KizukiTypeError(
+            f"{named} is a {type(what).__name__} but must be kizuki.Observe(...); name the readings there"
+        )
 
 
 class AttentionMatrix:
@@ -339,10 +381,7 @@ class AttentionMatrix:
         >>> seen.topk[1][3].tolist(), seen.entropy.shape
         ([3, 0], torch.Size([4]))
         """
-        if not isinstance(what, Observe):
-            raise KizukiTypeError(
-                f"A.observe: what is a {type(what).__name__} but must be kizuki.Observe(...); name the readings there"
-            )
+        check_observe(what, "A.observe: what")
         return observe_all(self, what)
 
     def mass(self, groups: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from oracle import BACKENDS, INF, NAN, brute, causal, plain, randn
 from tolerance import assert_accurate, assert_agrees
 
 import kizuki
-from kizuki.check import compare
+from kizuki.accuracy import compare
 
 Q, K, V = randn(2, 3, 7, 8), randn(2, 3, 7, 8, seed=1), randn(2, 3, 7, 8, seed=2)
 

@@ -1,6 +1,6 @@
 """The one helper of accuracy: every comparison with float64 in these tests goes through here.
 
-The rule itself is `kizuki.check.compare`; test_tolerance.py feeds it wrong results.
+The rule itself is `kizuki.accuracy.compare`; test_tolerance.py feeds it wrong results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from oracle import brute, plains
 from torch import Tensor
 
 import kizuki
-from kizuki.check import compare
+from kizuki.accuracy import compare
 
 
 def assert_accurate(got: Tensor, truth: Tensor, plain: Tensor | list[Tensor], what: str = "result") -> None:

@@ -9,15 +9,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from . import masks
-from .check import Report, check
-from .errors import KizukiTypeError, OptionError, ShapeError, SizeError
-from .observation import Observation, Observe
-from .operator import AttentionMatrix, attend, attention
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Each public name and the module it lives in. A module loads when one of its names is first used, so that
+# `import kizuki` and `kizuki --version` need neither torch nor its seconds.
+_HOME = {
+    "AttentionMatrix": "operator",
+    "KizukiTypeError": "errors",
+    "Observation": "observation",
+    "Observe": "observation",
+    "OptionError": "errors",
+    "Report": "accuracy",
+    "ShapeError": "errors",
+    "SizeError": "errors",
+    "attend": "operator",
+    "attention": "operator",
+    "check": "accuracy",
+    "record": "models",
+}
 
 __all__ = [
     "AttentionMatrix",
@@ -35,11 +47,22 @@ __all__ = [
     "record",
 ]
 
+if TYPE_CHECKING:
+    from . import masks
+    from .accuracy import Report, check
+    from .errors import KizukiTypeError, OptionError, ShapeError, SizeError
+    from .models.record import record
+    from .observation import Observation, Observe
+    from .operator import AttentionMatrix, attend, attention
+
 
 def __getattr__(name: str) -> Any:
-    # `record` needs transformers' seams; it loads when used, so that `import kizuki` stays light.
-    if name == "record":
-        from .models import record
-
-        return record
+    if name == "masks":
+        return import_module(".masks", __name__)
+    if name in _HOME:
+        return globals().setdefault(name, getattr(import_module(f".{_HOME[name]}", __name__), name))
     raise AttributeError(f"module 'kizuki' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -32,7 +32,9 @@ class Attend(torch.autograd.Function):
         # The problem's own tensors are the differentiable inputs; inside they are plain data.
         problem = replace(problem, query=query, key=key, bias=bias, sinks=sinks)
         output, lse = run(problem, value)
-        ctx.save_for_backward(query, key, value, output, lse, bias, sinks)
+        # The mask's tensors are saved so that torch notices when one is written to before backward.
+        masks = [] if problem.mask is None else problem.mask.tensors()
+        ctx.save_for_backward(query, key, value, output, lse, bias, sinks, *masks)
         ctx.problem = problem
         ctx.in_torch = in_torch
         ctx.mark_non_differentiable(lse)
@@ -50,7 +52,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, lse, bias, sinks = ctx.saved_tensors
+        query, key, value, output, lse, bias, sinks, *_ = ctx.saved_tensors
         problem = replace(ctx.problem, query=query, key=key, bias=bias, sinks=sinks)
         if not ctx.in_torch:
             # The weights are recomputed in torch, so the lse they are normalised by and the output they must sum

@@ -97,13 +97,11 @@ def look(
     )
     typer.echo(done.page)
     if show and not open_page(done.page):
-        console.print(
-            "No browser to open here. The page is one file and needs no other: open it anywhere, or say"
-        )
         folder = done.page.resolve().parent
         hint = "There is no screen here to open it on. It is one file that needs no other: copy it, or serve it with"
         serve = f"  python -m http.server --bind 127.0.0.1 --directory '{folder}' 8000"
-        console.print(hint, serve, sep="\n", soft_wrap=True)
+        then = f"and open http://127.0.0.1:8000/{done.page.name}"
+        console.print(hint, serve, then, sep="\n", soft_wrap=True)
 
 
 @app.command()

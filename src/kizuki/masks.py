@@ -94,6 +94,10 @@ class Mask:
         first = torch.zeros(1, 1, problem.queries, dtype=torch.int64, device=problem.device)
         return Bounds(first, first + problem.keys, exact=False)
 
+    def tensors(self) -> list[Tensor]:
+        """The caller's tensors this mask reads: a change to one of them changes A."""
+        return []
+
     def residual(self, problem: Problem) -> Mask | None:
         """The part of this mask that its bounds do not say already."""
         return None if self.bounds(problem).exact else self
@@ -315,6 +319,9 @@ class Dense(Mask):
 
     tensor: Tensor
 
+    def tensors(self) -> list[Tensor]:
+        return [self.tensor]
+
     def check(self, problem: Problem, caller: str) -> None:
         from .problem import check_pairs
 
@@ -370,6 +377,9 @@ class And(Mask):
         self.left.check(problem, caller)
         self.right.check(problem, caller)
 
+    def tensors(self) -> list[Tensor]:
+        return self.left.tensors() + self.right.tensors()
+
     def visible(self, problem: Problem, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return self.left.visible(problem, b, h, i, j) & self.right.visible(problem, b, h, i, j)
 
@@ -394,6 +404,9 @@ class Or(Mask):
         self.left.check(problem, caller)
         self.right.check(problem, caller)
 
+    def tensors(self) -> list[Tensor]:
+        return self.left.tensors() + self.right.tensors()
+
     def visible(self, problem: Problem, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return self.left.visible(problem, b, h, i, j) | self.right.visible(problem, b, h, i, j)
 
@@ -415,6 +428,9 @@ class Not(Mask):
 
     def check(self, problem: Problem, caller: str) -> None:
         self.inner.check(problem, caller)
+
+    def tensors(self) -> list[Tensor]:
+        return self.inner.tensors()
 
     def visible(self, problem: Problem, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return ~self.inner.visible(problem, b, h, i, j)
@@ -519,7 +535,7 @@ def documents(
             raise KizukiTypeError(
                 f"kizuki.masks.documents: {name} must be an integer tensor, [length] or [batch, length]"
             )
-        made.append(given.to(torch.int64))
+        made.append(given.to(torch.int64, copy=True))  # what is written into it later changes nothing
     return Documents(made[0], made[1])
 
 
@@ -531,7 +547,7 @@ def keys(seen: Tensor) -> Mask:
             f"kizuki.masks.keys: got {kind} but needs a boolean tensor [keys] or [batch, keys], True = "
             "visible; call .bool()"
         )
-    return Keys(seen)
+    return Keys(seen.clone())  # what is written into it later changes nothing
 
 
 def lengths(
@@ -555,7 +571,7 @@ def lengths(
             raise KizukiTypeError(
                 f"kizuki.masks.lengths: {name} is {tensor.dtype} but must hold whole numbers"
             )
-        made.append(tensor.to(torch.int64))
+        made.append(tensor.to(torch.int64, copy=True))
     return Lengths(made[0], made[1])
 
 

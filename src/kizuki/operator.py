@@ -183,7 +183,7 @@ class AttentionMatrix:
         self.problem = problem
         self.backend = backend
         self._lse: Tensor | None = None
-        self._stamp: tuple[int, ...] = ()
+        self._stamp: tuple[int, ...] | None = None
 
     # -- what it is ------------------------------------------------------------------------------
 
@@ -300,7 +300,8 @@ class AttentionMatrix:
 
     def _flat_lse(self) -> Tensor:
         # Kept between readings, unless a tensor it was computed from has been written to since.
-        if self._lse is None or self._stamp != self._versions():
+        stamp = self._versions()
+        if self._lse is None or stamp is None or self._stamp != stamp:
             with torch.no_grad():
                 self._keep(self.backend.lse(self.problem))
         return cast(Tensor, self._lse)
@@ -313,10 +314,15 @@ class AttentionMatrix:
     def _keep(self, lse: Tensor) -> None:
         self._lse, self._stamp = lse, self._versions()
 
-    def _versions(self) -> tuple[int, ...]:
+    def _versions(self) -> tuple[int, ...] | None:
+        """How often each tensor A is computed from has been written to; None when that cannot be told."""
         problem = self.problem
-        tensors = (problem.query, problem.key, problem.bias, problem.sinks)
-        return tuple(t._version for t in tensors if t is not None and not t.is_inference())
+        tensors = [problem.query, problem.key, problem.bias, problem.sinks]
+        tensors += [] if problem.mask is None else problem.mask.tensors()
+        given = [t for t in tensors if t is not None]
+        if any(t.is_inference() for t in given):  # made under inference_mode: such tensors count nothing
+            return None
+        return tuple(t._version for t in given)
 
     @property
     def lse(self) -> Tensor:
@@ -466,6 +472,12 @@ def _check_reading(problem: Problem, name: str, *arguments: Any) -> None:
         (k,) = arguments
         if not _is_whole(k) or k < 0:
             raise OptionError(f"A.topk: k is {k!r} but must be a whole number >= 0")
+        rows = problem.batch * problem.heads * problem.queries
+        if k > problem.keys and k * rows > DENSE_LIMIT:
+            raise SizeError(
+                f"A.topk: k is {k:,} for {rows:,} rows of {problem.keys:,} keys, {k * rows:,} numbers; "
+                "ask for at most as many as there are keys"
+            )
     elif name == "received":
         (reduce,) = arguments
         if reduce not in ("sum", "mean"):

@@ -354,6 +354,11 @@ def _check_softcap(caller: str, softcap: float | None) -> float | None:
         raise KizukiTypeError(f"{caller}: softcap is a {type(softcap).__name__} but must be a number or None")
     if not (math.isfinite(softcap) and softcap > 0):
         raise OptionError(f"{caller}: softcap is {softcap} but must be above 0; None turns it off")
+    if not 1e-30 <= softcap <= 1e30:
+        raise OptionError(
+            f"{caller}: softcap is {softcap} but must lie in 1e-30 … 1e30, which float32 can divide by; "
+            "None turns it off"
+        )
     return float(softcap)
 
 

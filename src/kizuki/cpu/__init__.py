@@ -46,7 +46,7 @@ class Cpu:
     def forward(self, problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
         from . import call
 
-        output, lse = call.forward(_wide(problem), value.to(torch.float32))
+        output, lse = call.forward(_plain(problem), value.to(torch.float32).resolve_neg())
         return output.to(problem.dtype), lse
 
     def lse(self, problem: Problem) -> Tensor:
@@ -55,10 +55,12 @@ class Cpu:
     def fold(self, problem: Problem, lse: Tensor, statistics: Sequence[observe.Statistic]) -> None:
         from . import readings
 
-        readings.fold(_wide(problem), lse, statistics)
+        readings.fold(_plain(problem), lse, statistics)
 
 
-def _wide(problem: Problem) -> Problem:
-    if problem.dtype is torch.float32:
+def _plain(problem: Problem) -> Problem:
+    """The problem with operands whose memory can be read as it lies: float32, and no sign bit kept beside it."""
+    query, key = (t.to(torch.float32).resolve_neg() for t in (problem.query, problem.key))
+    if query is problem.query and key is problem.key:
         return problem
-    return replace(problem, query=problem.query.to(torch.float32), key=problem.key.to(torch.float32))
+    return replace(problem, query=query, key=key)

@@ -30,17 +30,14 @@ Ints = npt.NDArray[np.int64]
 _kept = threading.local()
 
 
-def workspace(name: str, size: int) -> Tensor:
+def borrow(name: str, size: int) -> Tensor:
     """Memory that is kept from call to call, one a Python thread: fresh pages cost more than short kernels.
 
-    More than `KEPT` bytes are given back after the call instead.
+    While a call has it nobody else can: a mask's function may itself compute attention.
     """
-    if size > KEPT:
-        return torch.empty(size, dtype=torch.uint8)
-    known: Tensor | None = getattr(_kept, name, None)
+    known: Tensor | None = _kept.__dict__.pop(name, None)
     if known is None or known.numel() < size:
         known = torch.empty(max(size, 4096), dtype=torch.uint8)
-        setattr(_kept, name, known)
     return known
 
 
@@ -51,6 +48,7 @@ class Block:
         self.slots = np.zeros(len(NAMES), dtype=np.int64)
         # By name, so that what one chunk of queries needed goes when the next chunk's takes its place.
         self.alive: dict[str, object] = {}
+        self.borrowed: dict[str, Tensor] = {}
 
     def __setitem__(self, name: str, value: int | float) -> None:
         if isinstance(value, float):
@@ -65,9 +63,16 @@ class Block:
 
     def room(self, name: str, size: int) -> None:
         """`size` bytes of uninitialised working memory for slot `name`, aligned to 64 bytes."""
-        made = workspace(name, size)
-        self.alive[name] = made
+        made = borrow(name, size)
+        self.borrowed[name] = made
         self[name] = made.data_ptr()
+
+    def release(self) -> None:
+        """Put the working memory back for the next call, unless it is more than a thread should keep."""
+        for name, room in self.borrowed.items():
+            if room.numel() <= KEPT:
+                setattr(_kept, name, room)
+        self.borrowed.clear()
 
     def run(self, kernel: str, target: Target, tasks: int, threads: int) -> None:
         if tasks == 0:
@@ -204,6 +209,7 @@ def read(problem: Problem, lse: Tensor, k: int = 0, received: bool = False) -> R
         block.table("TOP_SCORES_TABLE", best.data_ptr() + (rank + start) * k * 4)
         block.table("TOP_KEYS_TABLE", keys.data_ptr() + (rank + start) * k * 8)
         block.run("read", target, count * groups, threads)
+    block.release()
     entropy, distance, peak, top_score = stats.unbind(-1)
     wide = problem.keys if received else 0
     return Readings(
@@ -240,6 +246,7 @@ def forward(problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
         point(block, problem, output, lse, start, stop)
         query_blocks = -(-(stop - start) // target.block_q)
         block.run("forward", target, problem.batch * problem.heads * query_blocks, threads)
+    block.release()
     return output, lse
 
 
@@ -278,7 +285,7 @@ def point(block: Block, problem: Problem, output: Tensor, lse: Tensor, start: in
         block.table("MASK_TABLE", table + shift * row)
         block["MASK_ROW"], block["MASK_COL"] = row, col
     if problem.bias is not None:
-        bias, shift = problem.bias.detach(), start
+        bias, shift = problem.bias.detach().resolve_neg(), start
         if bias.dtype is not torch.float32:
             if bias.shape[-2:-1] != (1,) and bias.dim() > 1:
                 bias, shift = bias[..., start:stop, :], 0

@@ -30,8 +30,9 @@ _kernels: dict[tuple[str, str], Any] = {}
 
 def _after_fork() -> None:
     # The threads of an OpenMP pool do not exist in a forked child, and entering the pool there hangs.
-    global _forked
+    global _forked, _lock
     _forked = True
+    _lock = threading.Lock()  # a thread that held it in the parent does not exist here
 
 
 if hasattr(os, "register_at_fork"):

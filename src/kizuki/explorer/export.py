@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from . import bundle, page
+from . import bundle, page, start
 from .budget import BudgetError, LayerSize, Plan, plan
 from .page import Layer, PageError
 
@@ -118,6 +118,7 @@ def write_page(
         layers.append(page.read_layer(layer, matrix, chosen))
     report("reading heads", len(matrices), len(matrices))
     _complete(meta, layers, chosen, sizes)
+    meta["start"] = start.choose(run.tokens, layers, matrices, chosen, meta["heads"])
 
     part = _part(target)
     try:
@@ -189,20 +190,6 @@ def _complete(
     }
     bounds = [page.bound_of(layer, sizes[0].queries, sizes[0].keys) for layer in layers]
     meta["bound"] = max(bounds)
-    meta["start"] = _start(layers, chosen, meta["heads"], sizes[0].queries)
-
-
-def _start(layers: Sequence[Layer], chosen: Plan, heads: Sequence[int], queries: int) -> dict[str, int]:
-    """Where the page opens: of the middle layer that is there in full, the head that reads the first key least."""
-    candidates = [layer for layer in layers if layer.layer in chosen.full] or list(layers)
-    middle = candidates[len(candidates) // 2]
-    sink = [1.0 if mean is None else mean for mean in middle.means["first_key"]]
-    return {
-        "layer": middle.layer,
-        "head": heads[sink.index(min(sink))],
-        "query": min(queries - 1, 40),
-        "key": 0,
-    }
 
 
 def _write(

@@ -42,8 +42,13 @@ export function cssColour(table, t) {
 /** Black or white, whichever is easier to read on table colour t. */
 export function inkOn(table, t) {
   const step = 3 * Math.round(255 * Math.min(1, Math.max(0, t)));
-  const luma = 0.299 * table[step] + 0.587 * table[step + 1] + 0.114 * table[step + 2];
-  return luma > 140 ? "#111" : "#fff";
+  const [r, g, b] = [0, 1, 2].map((n) => {
+    const c = table[step + n] / 255;
+    return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  });
+  const light = 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  // The contrast ratios of WCAG 2 with white and with #111, whose own luminance is 0.0056.
+  return 1.05 / (light + 0.05) > (light + 0.05) / 0.0556 ? "#fff" : "#111";
 }
 
 export const FLOOR = 1e-4; // the smallest weight the logarithmic scale still paints

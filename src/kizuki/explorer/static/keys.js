@@ -50,7 +50,7 @@ export function attachKeys(page) {
     else if (key === "]") store.step("layer", 1);
     else if (key === ",") store.step("head", -1);
     else if (key === ".") store.step("head", 1);
-    else if (key === "r") store.set({ direction: store.state.direction === "reads" ? "readers" : "reads" });
+    else if (key === "r") page.turnTo(store.state.direction === "reads" ? "readers" : "reads");
     else if (key === "m") store.set({ measure: MEASURES[(MEASURES.indexOf(store.state.measure) + 1) % MEASURES.length] });
     else if (key === "/") page.search.open();
     else if (key === "?") page.openHelp();

@@ -53,7 +53,7 @@ class Page {
       choose: (cell) => store.set(cell),
     });
     this.table = new ReadingTable();
-    this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.chooseToken(token) }, (...args) => this.t(...args));
+    this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
   }
@@ -66,7 +66,7 @@ class Page {
     for (const field of ["measure", "row"]) byId(field).addEventListener("change", (event) => store.set({ [field]: event.target.value }));
     for (const button of document.querySelectorAll("[data-set]")) {
       const [field, value] = button.dataset.set.split(" ");
-      button.addEventListener("click", () => store.set({ [field]: value }));
+      button.addEventListener("click", () => (field === "direction" ? this.turnTo(value) : store.set({ [field]: value })));
     }
     byId("zoom-in").addEventListener("click", () => this.map.zoom(1.6));
     byId("zoom-out").addEventListener("click", () => this.map.zoom(1 / 1.6));
@@ -105,6 +105,18 @@ class Page {
     this.store.set({ [reads === !other ? "query" : "key"]: token });
   }
 
+  /** What it reads, or who reads it: of the same token either way. */
+  turnTo(direction) {
+    const { state } = this.store;
+    if (direction === state.direction) return;
+    this.store.set(direction === "reads" ? { direction, query: state.key } : { direction, key: state.query });
+  }
+
+  goTo(token) {
+    this.chooseToken(token);
+    byId("text-panel").scrollIntoView({ block: "nearest" });
+  }
+
   openHelp() {
     byId("help-list").replaceChildren(...keyList(this.t));
     byId("help").showModal();
@@ -121,6 +133,7 @@ class Page {
     const { state } = this.store;
     const chosen = state.direction === "reads" ? "query" : "key";
     if (changed.has(chosen) || changed.has("direction")) this.text.reveal(state[chosen]);
+    this.map.hovered = null; // what is said about the matrix follows the selection until the pointer moves again
     if ((changed.has("query") || changed.has("key")) && this.map.state) this.follow();
     this.refreshSoon();
   }
@@ -167,7 +180,7 @@ class Page {
       const reading = await this.reading(model, layer, head, state.direction, subject);
       if (!current()) return;
       this.showReading(reading, model, { layer, head, direction: state.direction, subject });
-      await this.showNumbers(layer, head, query, state.key, current);
+      await this.showNumbers(layer, head, query, subject, current);
       if (current()) this.busy = false;
     } catch (error) {
       if (current()) this.fail(error);
@@ -202,7 +215,8 @@ class Page {
     }
   }
 
-  async showNumbers(layer, head, query, key, current) {
+  /** The statistics of row `query`, and what `token` receives as a key. */
+  async showNumbers(layer, head, query, token, current) {
     const rows = {};
     for (const name of MEASURES) {
       const values = await this.data.rowStatistic(layer, head, name);
@@ -216,7 +230,7 @@ class Page {
     showNumbers({
       layer, head, means, rows, t: this.t,
       visible: ranges === null ? null : ranges.stop[query] - ranges.first[query],
-      received: { sum: received[key], mean: seen === null ? null : received[key] / Math.max(1, seen[key]) },
+      received: { sum: received[token], mean: seen === null ? null : received[token] / Math.max(1, seen[token]) },
     });
   }
 

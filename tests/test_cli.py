@@ -94,7 +94,7 @@ def test_bad_input_is_one_line_and_exit_code_2_and_leaves_nothing(kizuki, tmp_pa
 
     code, out, err = kizuki(*args, stdin=stdin)
 
-    lines = [line for line in err.splitlines() if not re.match(r"looking at|loading|[\w ]+: done in", line)]
+    lines = [line for line in err.splitlines() if not re.match(r"looking at|loading|[\w ()]+: done in", line)]
     assert code == 2
     assert out == ""
     assert len(lines) == 1, err

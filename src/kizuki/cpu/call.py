@@ -22,7 +22,7 @@ from .layout import NAMES, SLOT
 from .target import Target
 
 KEPT = 1 << 24  # bytes of working memory a thread keeps for each purpose
-CHUNK = 1 << 24  # mask or bias entries evaluated at once when a mask has no rule the kernel knows
+CHUNK = 1 << 22  # mask or bias entries evaluated at once when a mask has no rule the kernel knows
 
 Ints = npt.NDArray[np.int64]
 
@@ -234,6 +234,8 @@ def chunks(problem: Problem) -> Iterator[tuple[int, int]]:
     step = problem.queries
     if not (plain_mask and plain_bias):
         step = CHUNK // max(1, problem.batch * problem.heads * problem.keys)
+        block_q = launch.target().block_q
+        step = step // block_q * block_q if step > block_q else step  # whole tasks
     step = max(1, step)
     for start in range(0, problem.queries, step):
         yield start, min(start + step, problem.queries)

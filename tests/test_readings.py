@@ -512,3 +512,12 @@ def test_observe_must_be_an_observe(backend: str) -> None:
     x = torch.eye(3)
     with pytest.raises(kizuki.KizukiTypeError, match=r"observe is a bool but must be kizuki\.Observe"):
         kizuki.attention(x, x, x, backend=backend, observe=True)  # type: ignore[call-overload]
+
+
+def test_the_plan_says_who_computes_the_gradients(backend: str) -> None:
+    q, k = torch.randn(2, 1, 2, 5, 4).unbind(0)
+    assert "gradients" not in str(kizuki.attend(q, k, backend=backend).plan())
+    said = "gradients are computed by the portable" in str(
+        kizuki.attend(q.requires_grad_(), k, backend=backend).plan()
+    )
+    assert said == (backend != "portable")

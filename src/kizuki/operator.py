@@ -230,7 +230,11 @@ class AttentionMatrix:
 
     def plan(self) -> backends.Plan:
         """Which kernel runs, and why; prints as one line."""
-        return self.backend.plan(self.problem)
+        plan, problem = self.backend.plan(self.problem), self.problem
+        tensors = (problem.query, problem.key, problem.bias, problem.sinks)
+        if plan.backend != "portable" and any(t is not None and t.requires_grad for t in tensors):
+            return replace(plan, why=f"{plan.why}; its gradients are computed by the portable backend")
+        return plan
 
     def visible_range(self) -> tuple[Tensor, Tensor] | None:
         """`(first, stop)`: each query sees exactly the keys first <= j < stop.

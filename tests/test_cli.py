@@ -62,6 +62,7 @@ BAD = {
     "layers backwards": (["look", "hi", "--layers", "5-3"], b"", "write 0,5,10-12"),
     "heads are negative": (["look", "hi", "--heads", "-1"], b"", "write 0,5,10-12"),
     "first is 0": (["look", "hi", "--first", "0"], b"", "--first"),
+    "page of no size": (["look", "hi", "--limit-mb", "nan"], b"", "limit_mb is nan"),
     "topk is 0": (["look", "hi", "--topk", "0"], b"", "--topk"),
     "unknown option": (["look", "hi", "--nosuch"], b"", "--nosuch"),
     "unknown command": (["nosuch"], b"", "nosuch"),

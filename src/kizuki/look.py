@@ -70,7 +70,7 @@ def look(
         A `Look`: the path of the page, and the numbers of tokens, layers and heads on it.
 
     Raises:
-        InputError: an empty text, an `out` that cannot be written.
+        InputError: an empty text, an `out` that cannot be written, a number out of its range.
         ValueError: a text longer than the model's positions, an unknown model, layer or head. All of these
             have messages of one line.
 
@@ -84,6 +84,8 @@ def look(
     check_text(text)
     if first is not None and first < 1:
         raise InputError(f"first is {first}; give a number of tokens from 1 up")
+    if not 0 < limit_mb < float("inf"):
+        raise InputError(f"limit_mb is {limit_mb}; give a size in MB above 0")
     if topk < 1:
         raise InputError(f"topk is {topk}; give a number of predictions from 1 up")
 

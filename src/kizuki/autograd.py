@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import portable
+from .backends import Backend
 from .errors import OptionError
 from .problem import Problem
 
@@ -26,17 +25,16 @@ class Attend(torch.autograd.Function):
         bias: Tensor | None,
         sinks: Tensor | None,
         problem: Problem,
-        run: Callable[[Problem, Tensor], tuple[Tensor, Tensor]],
-        in_torch: bool,
+        backend: Backend,
     ) -> tuple[Tensor, Tensor]:
         # The problem's own tensors are the differentiable inputs; inside they are plain data.
         problem = replace(problem, query=query, key=key, bias=bias, sinks=sinks)
-        output, lse = run(problem, value)
+        output, lse = backend.forward(problem, value)
         # The mask's tensors are saved so that torch notices when one is written to before backward.
         masks = [] if problem.mask is None else problem.mask.tensors()
         ctx.save_for_backward(query, key, value, output, lse, bias, sinks, *masks)
         ctx.problem = problem
-        ctx.in_torch = in_torch
+        ctx.backend = backend
         ctx.mark_non_differentiable(lse)
         return output, lse
 
@@ -54,18 +52,13 @@ class Attend(torch.autograd.Function):
     def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse, bias, sinks, *_ = ctx.saved_tensors
         problem = replace(ctx.problem, query=query, key=key, bias=bias, sinks=sinks)
-        if not ctx.in_torch:
-            # The weights are recomputed in torch, so the lse they are normalised by and the output they must sum
-            # to are torch's too; a kernel's differ in the last digits, and dP − rowsum(dO ∘ O) would not cancel.
-            output, lse = portable.forward(problem, value)
-        sums = portable.backward(problem, problem.flat(value), output, lse, grad, ctx.needs_input_grad[:5])
+        sums = ctx.backend.backward(problem, value, output, lse, grad, ctx.needs_input_grad[:5])
         return (
             _unbroadcast(problem, sums.query, query),
             _unbroadcast(problem, sums.key, key),
             _unbroadcast(problem, sums.value, value),
             None if sums.bias is None else sums.bias.to(bias.dtype),
             None if sums.sinks is None else sums.sinks.to(sinks.dtype),
-            None,
             None,
             None,
         )

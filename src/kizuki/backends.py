@@ -12,6 +12,8 @@ from . import observe, portable
 from .errors import OptionError
 from .problem import Problem
 
+Needs = tuple[bool, bool, bool, bool, bool]  # which gradients: query, key, value, bias, sinks
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -39,6 +41,11 @@ class Backend(Protocol):
     def forward(self, problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
         """`(A @ value, lse)`, the lse in float64 (contract 13 rounds it when it is shown)."""
 
+    def backward(
+        self, problem: Problem, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor, needs: Needs
+    ) -> portable.Gradients:
+        """Gradients of `forward`'s output, given what it returned; `needs` as in `portable.backward`."""
+
     def lse(self, problem: Problem) -> Tensor:
         """The log-sum-exp alone, `[batch, heads, queries]`."""
 
@@ -60,6 +67,11 @@ class Portable:
 
     def forward(self, problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
         return portable.forward(problem, value)
+
+    def backward(
+        self, problem: Problem, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor, needs: Needs
+    ) -> portable.Gradients:
+        return portable.backward(problem, problem.flat(value), output, lse, grad, needs)
 
     def lse(self, problem: Problem) -> Tensor:
         return portable.lse(problem)

@@ -267,8 +267,7 @@ class AttentionMatrix:
         value, restore = widened(problem, other)
         tensors = (problem.query, problem.key, value, problem.bias, problem.sinks)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            own = self.backend.name == "portable"
-            output, lse = Attend.apply(*tensors, problem, self.backend.forward, own)
+            output, lse = Attend.apply(*tensors, problem, self.backend)
         else:
             output, lse = self.backend.forward(problem, value)
         self._keep(lse.detach())

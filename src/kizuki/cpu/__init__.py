@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .. import backends, observe
+from .. import backends, observe, portable
 from ..problem import Problem
 
 WIDENED = (torch.float16, torch.bfloat16)  # computed in float32, which is what they accumulate in anyway
@@ -48,6 +48,20 @@ class Cpu:
 
         output, lse = call.forward(_plain(problem), value.to(torch.float32).resolve_neg())
         return output.to(problem.dtype), lse
+
+    def backward(
+        self,
+        problem: Problem,
+        value: Tensor,
+        output: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        needs: backends.Needs,
+    ) -> portable.Gradients:
+        # The weights are recomputed in torch, so the lse they are normalised by and the output they must sum
+        # to are torch's too; a kernel's differ in the last digits, and dP − rowsum(dO ∘ O) would not cancel.
+        output, lse = portable.forward(problem, value)
+        return portable.backward(problem, problem.flat(value), output, lse, grad, needs)
 
     def lse(self, problem: Problem) -> Tensor:
         return self.forward(problem, problem.key.new_zeros(problem.keys, 0))[1]

@@ -2,8 +2,9 @@
 
 target.py   which processor, which tile shapes        simd.py     vector code over the LLVM IR builder
 tile.py     the emitted inner bodies                  pack.py     operands into panels
-scores.py   masked scores of a block                  layout.py   the argument block's slots
+scores.py   masked scores of a block                  softmax.py  the end of a row: joining splits, dividing
 forward.py  the online softmax                        read.py     statistics given the lse
+layout.py   the argument block's slots                block.py    the argument block of a call
 call.py     from a Problem to an argument block       readings.py results to who asked
 launch.py   threads                                   cache.py    kernels on disk
 """
@@ -13,41 +14,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from .. import backends, observe, portable
 from ..problem import Problem
 
-WIDENED = (torch.float16, torch.bfloat16)  # computed in float32, which is what they accumulate in anyway
-
 
 class Cpu:
-    """Compiled kernels for CPU tensors: float32, and 16-bit floats widened to it (a copy, O(n))."""
+    """Compiled kernels for CPU tensors: float32 and float64; 16-bit floats are widened as they are read."""
 
     name = "cpu"
 
     def refuses(self, problem: Problem) -> str | None:
-        if problem.device.type != "cpu":
+        if problem.query.device.type != "cpu":
             return f"the tensors are on {problem.device}"
-        if problem.dtype is not torch.float32 and problem.dtype not in WIDENED:
-            return f"its kernels are float32 and the query is {str(problem.dtype).removeprefix('torch.')}"
         return None
 
     def plan(self, problem: Problem) -> backends.Plan:
         from . import launch
 
-        t = launch.target()
-        kernel = f"online softmax, float32, {t.name} tiles {t.mr}×{t.nr}, blocks {t.block_q}×{t.block_k}"
-        kind = str(problem.dtype).removeprefix("torch.")
-        given = kind if problem.dtype is torch.float32 else f"{kind} widened to float32"
+        t = launch.target(problem.accumulate_dtype)
+        wide, kind = (str(d).removeprefix("torch.") for d in (problem.accumulate_dtype, problem.dtype))
+        kernel = f"online softmax, {wide}, {t.name} tiles {t.mr}×{t.nr}, blocks {t.block_q}×{t.block_k}"
+        given = kind if kind == wide else f"{kind} widened to {wide}"
         return backends.Plan(self.name, kernel, f"CPU {given}, {launch.threads()} threads, {launch.layer()}")
 
     def forward(self, problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
         from . import call
 
-        output, lse = call.forward(_plain(problem), value.to(torch.float32).resolve_neg())
-        return output.to(problem.dtype), lse
+        return call.forward(_plain(problem), value.resolve_neg(), problem.dtype)
 
     def backward(
         self,
@@ -73,8 +68,8 @@ class Cpu:
 
 
 def _plain(problem: Problem) -> Problem:
-    """The problem with operands whose memory can be read as it lies: float32, and no sign bit kept beside it."""
-    query, key = (t.to(torch.float32).resolve_neg() for t in (problem.query, problem.key))
-    if query is problem.query and key is problem.key:
+    """The problem with operands whose memory can be read as it lies: no sign bit kept beside it."""
+    query, key = problem.query, problem.key
+    if not (query.is_neg() or key.is_neg()):
         return problem
-    return replace(problem, query=query, key=key)
+    return replace(problem, query=query.resolve_neg(), key=key.resolve_neg())

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from numba import types
 
-from . import cache, forward, pack, read
+from . import cache, decode, forward, pack, read
 from .target import Target, select
 
 SIGNATURE = types.void(types.int64)
@@ -42,6 +42,7 @@ BUILDERS: dict[str, Callable[[Target], Any]] = {
     "pack": pack.build,
     "forward": forward.build,
     "read": read.build,
+    "decode": decode.build,
 }
 
 
@@ -113,9 +114,15 @@ def _call(address: int) -> Any:
     return ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)
 
 
-def target() -> Target:
-    """The target of this process."""
-    return select()
+@lru_cache(maxsize=4)
+def _target(forced: str | None, double: bool) -> Target:
+    chosen = select()
+    return chosen.double if double else chosen
+
+
+def target(dtype: torch.dtype = torch.float32) -> Target:
+    """The target of this process for kernels that compute in `dtype`."""
+    return _target(os.environ.get("KIZUKI_TARGET"), dtype is torch.float64)
 
 
 __all__ = ["kernel", "layer", "openmp", "run", "target", "threads"]

@@ -1,7 +1,7 @@
 """The argument block of the compiled kernels: named int64 slots, written in Python, read by address.
 
-Every pointer is a byte address and every stride is in elements unless its name says bytes. A `_TABLE`
-is the address of an int64 array with one entry a plane (one batch entry and one query head).
+Every pointer is a byte address, every stride (`_ROW`, `_COL`) is in bytes. A `_TABLE` is the address of
+an int64 array with one entry a plane (one batch entry and one query head).
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ NAMES: Final = (
     "KEY_BLOCKS",
     "KEY_WIDTH",  # columns of a key block that are in use, a multiple of nr and of four vectors
     "VALUE_PANELS",
+    # how query and key, value, and output lie in memory: 0 as the kernel's type, 1 bfloat16, 2 float16
+    "KIND",
+    "VALUE_KIND",
+    "OUT_KIND",
     # query: one address a plane
     "QUERY_TABLE",
     "QUERY_ROW",
@@ -42,7 +46,7 @@ NAMES: Final = (
     "VALUE_PACKED",
     "VALUE_TABLE",
     "VALUE_ODD",  # one byte a value plane and key block: does it hold a NaN or an infinity?
-    # the mask: ranges of visible keys (int64), a boolean tensor, a float32 bias; 0 = none
+    # the mask: ranges of visible keys (int64), a boolean tensor, a bias in the kernel's type; 0 = none
     "FIRST_TABLE",
     "STOP_TABLE",
     "MASK_TABLE",
@@ -52,10 +56,30 @@ NAMES: Final = (
     "BIAS_ROW",
     "BIAS_COL",
     "SINK_TABLE",
+    # functions compiled from the user's, called on a stretch of one row of scores; 0 = none
+    "SCORE_FN",
+    "MASK_FN",
+    "FIRST_QUERY",  # the number of query 0 of this launch
+    # dropout: 0 = none; the weights that stay are multiplied by KEEP_FACTOR
+    "DROPOUT",
+    "DROP_BELOW",
+    "KEEP_FACTOR",
+    "SEED",
     # float64 bits
     "SCALE",
     "SOFTCAP",  # 0 = none
-    # results, one contiguous block a plane: float32, and float64 for the lse
+    # the decoder: planes that share their keys and values, splits of the keys, what each split leaves behind
+    "GROUP",
+    "SPLITS",
+    "PARTIAL",
+    "PARTIAL_BYTES",
+    "FINISHED",  # an int64 a unit: how many of its splits are done
+    # a cache in pages: per plane a table of page numbers, 0 = none; keys a page; bytes from page to page
+    "PAGES_TABLE",
+    "PAGE_KEYS",
+    "KEY_PAGE",
+    "VALUE_PAGE",
+    # results, one contiguous block a plane: the output in the operands' type, and float64 for the lse
     "OUTPUT_TABLE",
     "LSE_TABLE",
     # readings, given the lse: four floats a row; the k best of a row; column sums of each group of query blocks

@@ -1,7 +1,8 @@
 """Packing: keys into panels of nr keys, values into panels of nr columns.
 
 Panels make every offset of the inner loops a constant and every load a contiguous one, whatever the
-strides of the tensors; the price is one pass over each operand, O(n · d) beside O(n² · d).
+strides of the tensors; 16-bit operands are widened on the way. The price is one pass over each operand,
+O(n · d) beside O(n² · d).
 """
 
 from __future__ import annotations
@@ -15,95 +16,121 @@ from numba import types
 from numba.extending import intrinsic
 
 from .layout import SLOT
-from .simd import I64, Emit, load_f32, load_i64, store_f32, store_u8, take_ticket
+from .simd import BFLOAT16, I64, PLAIN, Emit, access, load_i64, store_u8, take_ticket
 from .target import Target
 
-NEXT_TASK, TASKS = SLOT["NEXT_TASK"], SLOT["TASKS"]
-KEYS, HEAD_DIM, VALUE_DIM = SLOT["KEYS"], SLOT["HEAD_DIM"], SLOT["VALUE_DIM"]
-KEY_BLOCKS, KEY_WIDTH, VALUE_PANELS = SLOT["KEY_BLOCKS"], SLOT["KEY_WIDTH"], SLOT["VALUE_PANELS"]
-KEY_PLANES, KEY_SOURCE, KEY_ROW, KEY_COL = (
-    SLOT["KEY_PLANES"],
-    SLOT["KEY_SOURCE"],
-    SLOT["KEY_ROW"],
-    SLOT["KEY_COL"],
-)
-KEY_PACKED, VALUE_PACKED, VALUE_ODD = SLOT["KEY_PACKED"], SLOT["VALUE_PACKED"], SLOT["VALUE_ODD"]
-VALUE_SOURCE, VALUE_ROW, VALUE_COL = SLOT["VALUE_SOURCE"], SLOT["VALUE_ROW"], SLOT["VALUE_COL"]
+S = SLOT
+NEXT_TASK, TASKS, KIND, VALUE_KIND = S["NEXT_TASK"], S["TASKS"], S["KIND"], S["VALUE_KIND"]
+KEYS, KEY_BLOCKS, KEY_WIDTH = S["KEYS"], S["KEY_BLOCKS"], S["KEY_WIDTH"]
+HEAD_DIM, VALUE_DIM, VALUE_PANELS = S["HEAD_DIM"], S["VALUE_DIM"], S["VALUE_PANELS"]
+KEY_PLANES, KEY_SOURCE, KEY_ROW, KEY_COL = S["KEY_PLANES"], S["KEY_SOURCE"], S["KEY_ROW"], S["KEY_COL"]
+VALUE_SOURCE, VALUE_ROW, VALUE_COL = S["VALUE_SOURCE"], S["VALUE_ROW"], S["VALUE_COL"]
+KEY_PACKED, VALUE_PACKED, VALUE_ODD = S["KEY_PACKED"], S["VALUE_PACKED"], S["VALUE_ODD"]
 
 
-def _bodies(t: Target) -> tuple[Any, Any]:
-    @intrinsic
-    def turn(typingctx: Any, source: Any, row: Any, vectors: Any, out: Any) -> Any:
-        """`lanes` rows of vectors·lanes floats, `row` bytes apart, written as columns nr floats apart."""
+def bodies(t: Target) -> tuple[Any, Any]:
+    """`(turn, copy_panel)`, each for memory of every kind."""
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
-            rows = [
-                e.pointer(builder.add(args[0], builder.mul(args[1], ir.Constant(I64, r))))
-                for r in range(t.lanes)
-            ]
-            out = e.pointer(args[3])
+    def for_kind(kind: int) -> tuple[Any, Any]:
+        size = t.size if kind == PLAIN else 2
 
-            def body(v: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
-                d = builder.mul(v, ir.Constant(I64, t.lanes))
-                here = e.at(out, builder.mul(d, ir.Constant(I64, t.nr)))
-                for c, column in enumerate(e.transpose([e.load(r, d) for r in rows])):
-                    e.store(column, here, c * t.nr)
-                return []
+        @intrinsic
+        def turn(typingctx: Any, source: Any, row: Any, vectors: Any, out: Any) -> Any:
+            """`lanes` rows of vectors·lanes numbers, `row` bytes apart, written as columns nr numbers apart."""
 
-            e.loop(args[2], 1, [], body)
-            return context.get_dummy_value()
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                e = Emit(builder, t)
+                starts = [
+                    builder.add(args[0], builder.mul(args[1], ir.Constant(I64, r))) for r in range(t.lanes)
+                ]
+                out = e.pointer(args[3])
 
-        return types.void(*[types.int64] * 4), codegen
+                def body(v: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+                    d = builder.mul(v, ir.Constant(I64, t.lanes))
+                    here = e.at(out, builder.mul(d, ir.Constant(I64, t.nr)))
+                    step = builder.mul(d, ir.Constant(I64, size))
+                    rows = [e.load_kind(builder.add(start, step), kind) for start in starts]
+                    for c, column in enumerate(e.transpose(rows)):
+                        e.store(column, here, c * t.nr)
+                    return []
 
-    @intrinsic
-    def copy_panel(typingctx: Any, source: Any, out: Any) -> Any:
-        """Copy nr floats; returns 1 if one of them is NaN or infinite, else 0."""
+                e.loop(args[2], 1, [], body)
+                return context.get_dummy_value()
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
-            source, out = e.pointer(args[0]), e.pointer(args[1])
-            odd = e.const(0.0)
-            for v in range(t.nv):
-                x = e.load(source, v * t.lanes)
-                e.store(x, out, v * t.lanes)
-                odd = builder.fadd(odd, builder.fsub(x, x))  # NaN unless x is finite
-            mask = builder.bitcast(builder.fcmp_unordered("uno", odd, odd), ir.IntType(t.lanes))
-            some = builder.icmp_unsigned("!=", mask, ir.Constant(ir.IntType(t.lanes), 0))
-            return builder.zext(some, I64)
+            return types.void(*[types.int64] * 4), codegen
 
-        return types.int64(types.int64, types.int64), codegen
+        @intrinsic
+        def copy_panel(typingctx: Any, source: Any, out: Any) -> Any:
+            """Copy nr numbers; returns 1 if one of them is NaN or infinite, else 0."""
+
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                e = Emit(builder, t)
+                out = e.pointer(args[1])
+                odd = e.const(0.0)
+                for v in range(t.nv):
+                    x = e.load_kind(builder.add(args[0], ir.Constant(I64, v * t.lanes * size)), kind)
+                    e.store(x, out, v * t.lanes)
+                    odd = builder.fadd(odd, builder.fsub(x, x))  # NaN unless x is finite
+                mask = builder.bitcast(builder.fcmp_unordered("uno", odd, odd), ir.IntType(t.lanes))
+                some = builder.icmp_unsigned("!=", mask, ir.Constant(ir.IntType(t.lanes), 0))
+                return builder.zext(some, I64)
+
+            return types.int64(types.int64, types.int64), codegen
+
+        return turn, copy_panel
+
+    made = [for_kind(kind if t.size == 4 else PLAIN) for kind in range(3)]
+    turns, copies = (tuple(pair[n] for pair in made) for n in (0, 1))
+    turn_plain, turn_bfloat16, turn_float16 = turns
+    copy_plain, copy_bfloat16, copy_float16 = copies
+
+    @numba.njit(error_model="numpy")
+    def turn(source: int, row: int, vectors: int, out: int, kind: int) -> None:
+        if kind == PLAIN:
+            turn_plain(source, row, vectors, out)
+        elif kind == BFLOAT16:
+            turn_bfloat16(source, row, vectors, out)
+        else:
+            turn_float16(source, row, vectors, out)
+
+    @numba.njit(error_model="numpy")
+    def copy_panel(source: int, out: int, kind: int) -> int:
+        if kind == PLAIN:
+            return copy_plain(source, out)
+        if kind == BFLOAT16:
+            return copy_bfloat16(source, out)
+        return copy_float16(source, out)
 
     return turn, copy_panel
 
 
 def build(t: Target) -> Any:
     """The packing kernel for a target: one task a key block of a key plane, then of a value plane."""
-    turn, copy_panel = _bodies(t)
+    turn, copy_panel = bodies(t)
+    _, store, load_kind, _, real, size = access(t)
     nr, block_k, lanes = t.nr, t.block_k, t.lanes
+    infinity = real(math.inf)
 
     @numba.njit(error_model="numpy")
     def pack_keys(args: int, plane: int, block: int) -> None:
-        dim, width = load_i64(args + HEAD_DIM), load_i64(args + KEY_WIDTH)
-        row, col = 4 * load_i64(args + KEY_ROW), 4 * load_i64(args + KEY_COL)
+        dim, width, kind = load_i64(args + HEAD_DIM), load_i64(args + KEY_WIDTH), load_i64(args + KIND)
+        row, col = load_i64(args + KEY_ROW), load_i64(args + KEY_COL)
         source = load_i64(load_i64(args + KEY_SOURCE) + 8 * plane) + block * block_k * row
-        target = load_i64(args + KEY_PACKED) + (plane * load_i64(args + KEY_BLOCKS) + block) * width * dim * 4
+        place = plane * load_i64(args + KEY_BLOCKS) + block
+        target = load_i64(args + KEY_PACKED) + place * width * dim * size
         there = min(width, load_i64(args + KEYS) - block * block_k)
-        vectors = dim // lanes if col == 4 else 0
+        vectors = dim // lanes if col == (size if kind == PLAIN else 2) else 0
         whole = there // lanes * lanes if vectors > 0 else 0
         for c in range(0, whole, lanes):
-            turn(source + c * row, row, vectors, target + (c // nr) * nr * dim * 4 + (c % nr) * 4)
+            turn(source + c * row, row, vectors, target + ((c // nr) * nr * dim + c % nr) * size, kind)
         for c in range(width):
-            out = target + (c // nr) * nr * dim * 4 + (c % nr) * 4
-            if c < whole:
-                for d in range(vectors * lanes, dim):
-                    store_f32(out + d * nr * 4, load_f32(source + c * row + d * col))
-            elif c < there:
-                for d in range(dim):
-                    store_f32(out + d * nr * 4, load_f32(source + c * row + d * col))
+            out = target + ((c // nr) * nr * dim + c % nr) * size
+            if c < there:
+                for d in range(vectors * lanes if c < whole else 0, dim):
+                    store(out + d * nr * size, load_kind(source + c * row + d * col, kind))
             else:
                 for d in range(dim):
-                    store_f32(out + d * nr * 4, numba.float32(0.0))
+                    store(out + d * nr * size, real(0.0))
 
     @numba.njit(error_model="numpy")
     def pack_values(args: int, plane: int, block: int) -> None:
@@ -112,29 +139,30 @@ def build(t: Target) -> Any:
             load_i64(args + VALUE_PANELS),
             load_i64(args + KEY_WIDTH),
         )
-        row, col = 4 * load_i64(args + VALUE_ROW), 4 * load_i64(args + VALUE_COL)
+        row, col, kind = load_i64(args + VALUE_ROW), load_i64(args + VALUE_COL), load_i64(args + VALUE_KIND)
         source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * plane) + block * block_k * row
         place = plane * load_i64(args + KEY_BLOCKS) + block
-        target = load_i64(args + VALUE_PACKED) + place * panels * nr * width * 4
+        target = load_i64(args + VALUE_PACKED) + place * panels * nr * width * size
         there = min(width, load_i64(args + KEYS) - block * block_k)
         odd = 0
         for p in range(panels):
             full = min(nr, dim - p * nr)
+            whole = full == nr and col == (size if kind == PLAIN else 2)
             for j in range(there):
-                out = target + (p * width + j) * nr * 4
+                out = target + (p * width + j) * nr * size
                 here = source + j * row + p * nr * col
-                if full == nr and col == 4 and copy_panel(here, out) == 0:
+                if whole and copy_panel(here, out, kind) == 0:
                     continue
                 for c in range(full):
-                    x = load_f32(here + c * col)
+                    x = load_kind(here + c * col, kind)
                     # NaN and infinities are kept out of the products: 0 · NaN would spread to rows that
                     # do not see this key. The kernel adds them where they are seen.
-                    if not math.fabs(x) < numba.float32(math.inf):
+                    if not math.fabs(x) < infinity:
                         odd = 1
-                        x = numba.float32(0.0)
-                    store_f32(out + c * 4, x)
+                        x = real(0.0)
+                    store(out + c * size, x)
                 for c in range(full, nr):
-                    store_f32(out + c * 4, numba.float32(0.0))
+                    store(out + c * size, real(0.0))
         store_u8(load_i64(args + VALUE_ODD) + place, numba.uint8(odd))
 
     def pack(args: int) -> None:

@@ -14,8 +14,7 @@ import numba
 from . import scores as shared
 from . import tile
 from .layout import SLOT
-from .scores import NEG_INF, ZERO
-from .simd import load_f32, load_f64, load_i64, store_f32, store_i64, take_ticket
+from .simd import access, load_f64, load_i64, store_i64, take_ticket
 from .target import Target
 
 S = SLOT
@@ -30,7 +29,7 @@ TOP_COUNT, TOP_SCORES_TABLE, TOP_KEYS_TABLE = S["TOP_COUNT"], S["TOP_SCORES_TABL
 def scratch_bytes(t: Target, head_dim: int) -> int:
     """Scratch of one thread: packed queries, the grid of scores, four vectors of statistics a row, spans."""
     floats = t.block_q * (head_dim + t.block_k + 4 * t.lanes)
-    return -(-(floats * 4 + t.block_q // t.mr * shared.SPAN_BYTES) // 64) * 64
+    return -(-(floats * t.size + t.block_q // t.mr * shared.SPAN_BYTES) // 64) * 64
 
 
 def build(t: Target) -> Any:
@@ -41,23 +40,25 @@ def build(t: Target) -> Any:
     any_above, read_row, add_columns = bodies.any_above, bodies.read_row, bodies.add_columns
     fold_total, fold_largest = bodies.fold_total, bodies.fold_largest
     mr, lanes, block_q, block_k = t.mr, t.lanes, t.block_q, t.block_k
+    load, store, _, _, real, size = access(t)
     stride = 4 * lanes
+    neg_inf, zero = real(-math.inf), real(0.0)
 
     @numba.njit(error_model="numpy")
     def keep_best(row: int, width: int, key: int, best: int, keys: int, k: int) -> None:
         """Insert the scores of a row into its k best, largest first; an equal score stays behind the earlier key."""
         for c in range(0, width, 4 * lanes):
-            if any_above(row + c * 4, load_f32(best + (k - 1) * 4)) == 0:
+            if any_above(row + c * size, load(best + (k - 1) * size)) == 0:
                 continue
             for j in range(c, c + 4 * lanes):
-                x = load_f32(row + j * 4)
-                if x > load_f32(best + (k - 1) * 4):
+                x = load(row + j * size)
+                if x > load(best + (k - 1) * size):
                     at = k - 1
-                    while at > 0 and x > load_f32(best + (at - 1) * 4):
-                        store_f32(best + at * 4, load_f32(best + (at - 1) * 4))
+                    while at > 0 and x > load(best + (at - 1) * size):
+                        store(best + at * size, load(best + (at - 1) * size))
                         store_i64(keys + at * 8, load_i64(keys + (at - 1) * 8))
                         at -= 1
-                    store_f32(best + at * 4, x)
+                    store(best + at * size, x)
                     store_i64(keys + at * 8, key + j)
 
     def read(args: int) -> None:
@@ -69,9 +70,9 @@ def build(t: Target) -> Any:
 
         slot = take_ticket(args + NEXT_SLOT)
         packed = load_i64(args + SCRATCH) + slot * load_i64(args + SCRATCH_BYTES)
-        grid = packed + block_q * dim * 4
-        stats = grid + block_q * block_k * 4
-        spans = stats + block_q * 4 * lanes * 4
+        grid = packed + block_q * dim * size
+        stats = grid + block_q * block_k * size
+        spans = stats + block_q * 4 * lanes * size
 
         while True:
             task = take_ticket(args + NEXT_TASK)
@@ -86,20 +87,20 @@ def build(t: Target) -> Any:
                 pack_query(args, plane, start, rows, row_panels * mr, packed)
                 for r in range(rows):
                     for c in range(2 * lanes):
-                        store_f32(stats + (r * 4 * lanes + c) * 4, ZERO)
+                        store(stats + (r * 4 * lanes + c) * size, zero)
                     for c in range(lanes):
-                        store_f32(stats + (r * 4 * lanes + 2 * lanes + c) * 4, ZERO)
-                        store_f32(stats + (r * 4 * lanes + 3 * lanes + c) * 4, NEG_INF)
+                        store(stats + (r * 4 * lanes + 2 * lanes + c) * size, zero)
+                        store(stats + (r * 4 * lanes + 3 * lanes + c) * size, neg_inf)
                 lse = load_i64(load_i64(args + LSE_TABLE) + 8 * plane) + start * 8
                 best, best_keys = 0, 0
                 if k > 0:
-                    best = load_i64(load_i64(args + TOP_SCORES_TABLE) + 8 * plane) + start * k * 4
+                    best = load_i64(load_i64(args + TOP_SCORES_TABLE) + 8 * plane) + start * k * size
                     best_keys = load_i64(load_i64(args + TOP_KEYS_TABLE) + 8 * plane) + start * k * 8
                 block = low // block_k
                 while block * block_k < high:
                     key = block * block_k
                     count = min(block_k, keys - key)
-                    score_block(args, plane, start, rows, packed, block, spans, grid)
+                    score_block(args, plane, start, rows, packed, block, spans, grid, 0)
                     for p in range(row_panels):
                         first, stop = span(args, spans, p, key, count)
                         if stop == 0:
@@ -108,27 +109,29 @@ def build(t: Target) -> Any:
                         width = (stop + stride - 1) // stride * stride - left
                         after = min(rows, (p + 1) * mr)
                         for r in range(p * mr, after):
-                            row = grid + (r * block_k + left) * 4
+                            row = grid + (r * block_k + left) * size
                             if k > 0:
-                                keep_best(row, width, key + left, best + r * k * 4, best_keys + r * k * 8, k)
-                            own = numba.float32(offset + start + r - key - left)
+                                keep_best(
+                                    row, width, key + left, best + r * k * size, best_keys + r * k * 8, k
+                                )
+                            own = real(offset + start + r - key - left)
                             # In two parts: rounded to float32 alone, the lse would cost every weight its last digits.
                             exact = load_f64(lse + r * 8)
-                            whole = numba.float32(exact)
-                            rest = numba.float32(exact - numba.float64(whole)) if exact != -math.inf else ZERO
-                            read_row(row, width, whole, rest, own, stats + r * 4 * lanes * 4)
+                            whole = real(exact)
+                            rest = real(exact - numba.float64(whole)) if exact != -math.inf else zero
+                            read_row(row, width, whole, rest, own, stats + r * 4 * lanes * size)
                         if received != 0:
-                            out = received + ((plane * groups + group) * line + key + left) * 4
+                            out = received + ((plane * groups + group) * line + key + left) * size
                             for c in range(0, width, stride):
-                                here = grid + (p * mr * block_k + left + c) * 4
-                                add_columns(here, after - p * mr, out + c * 4)
+                                here = grid + (p * mr * block_k + left + c) * size
+                                add_columns(here, after - p * mr, out + c * size)
                     block += 1
-                out = load_i64(load_i64(args + STATS_TABLE) + 8 * plane) + start * 16
+                out = load_i64(load_i64(args + STATS_TABLE) + 8 * plane) + start * 4 * size
                 for r in range(rows):
-                    here = stats + r * 4 * lanes * 4
-                    store_f32(out + r * 16, fold_total(here))
-                    store_f32(out + r * 16 + 4, fold_total(here + lanes * 4))
-                    store_f32(out + r * 16 + 8, fold_largest(here + 2 * lanes * 4))
-                    store_f32(out + r * 16 + 12, fold_largest(here + 3 * lanes * 4))
+                    here = stats + r * 4 * lanes * size
+                    store(out + r * 4 * size, fold_total(here))
+                    store(out + (r * 4 + 1) * size, fold_total(here + lanes * size))
+                    store(out + (r * 4 + 2) * size, fold_largest(here + 2 * lanes * size))
+                    store(out + (r * 4 + 3) * size, fold_largest(here + 3 * lanes * size))
 
     return read

@@ -65,8 +65,8 @@ def _pool_mass(problem: Problem, statistic: observe.Pool) -> None:
     step = max(1, POOLED // max(1, problem.batch * problem.heads * problem.queries))
     for start in range(0, cols, step):
         wanted = torch.arange(start, min(start + step, cols))
-        member = (statistic.col_of.unsqueeze(-1) == wanted).to(problem.dtype)
-        mass = call.forward(problem, member)[0]
+        member = (statistic.col_of.unsqueeze(-1) == wanted).to(problem.accumulate_dtype)
+        mass = call.forward(problem, member, problem.accumulate_dtype)[0]
         statistic.picture[..., start : start + len(wanted)].index_add_(-2, statistic.row_of, mass)
 
 
@@ -89,7 +89,7 @@ def _give(problem: Problem, lse: Tensor, readings: call.Readings, statistic: obs
         keys = readings.best_keys[..., : statistic.rank]
         shift = lse.masked_fill(lse == portable.NEG_INF, 0.0).unsqueeze(-1)
         exact = torch.exp(readings.best_scores[..., : statistic.rank] - shift)  # in float64, as the lse is
-        weights = exact.to(torch.float32).masked_fill(keys < 0, 0.0)
+        weights = exact.to(problem.accumulate_dtype).masked_fill(keys < 0, 0.0)
         statistic.best = Found(weights, keys)
     elif isinstance(statistic, observe.Received):
         statistic.total = readings.received

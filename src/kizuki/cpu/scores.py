@@ -1,4 +1,4 @@
-"""Scores of a key block for a block of queries, masked: what the forward and the reading kernel share."""
+"""Scores of a key block for a block of queries, masked: what the forward, backward and reading kernels share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numba
 
 from .layout import SLOT
-from .simd import load_f32, load_f64, load_i64, load_u8, store_f32, store_i64
+from .simd import BFLOAT16, PLAIN, access, call_row, load_f64, load_i64, load_u8, store_i64
 from .target import Target
 from .tile import Bodies
 
 S = SLOT
-KEYS, HEAD_DIM = S["KEYS"], S["HEAD_DIM"]
+KEYS, HEAD_DIM, KIND = S["KEYS"], S["HEAD_DIM"], S["KIND"]
 KEY_BLOCKS, KEY_WIDTH = S["KEY_BLOCKS"], S["KEY_WIDTH"]
 QUERY_TABLE, QUERY_ROW, QUERY_COL = S["QUERY_TABLE"], S["QUERY_ROW"], S["QUERY_COL"]
 KEY_TABLE, KEY_PACKED = S["KEY_TABLE"], S["KEY_PACKED"]
@@ -21,11 +21,9 @@ FIRST_TABLE, STOP_TABLE = S["FIRST_TABLE"], S["STOP_TABLE"]
 MASK_TABLE, MASK_ROW, MASK_COL = S["MASK_TABLE"], S["MASK_ROW"], S["MASK_COL"]
 BIAS_TABLE, BIAS_ROW, BIAS_COL = S["BIAS_TABLE"], S["BIAS_ROW"], S["BIAS_COL"]
 SCALE, SOFTCAP = S["SCALE"], S["SOFTCAP"]
+SCORE_FN, MASK_FN, FIRST_QUERY = S["SCORE_FN"], S["MASK_FN"], S["FIRST_QUERY"]
 
 SPAN_BYTES = 16  # of scratch for each panel of mr rows: the keys it sees
-
-NEG_INF = numba.float32(-math.inf)
-ZERO = numba.float32(0.0)
 
 
 class Scores(NamedTuple):
@@ -34,50 +32,58 @@ class Scores(NamedTuple):
     pack_query: Any
     ranges: Any
     span: Any
+    shape_row: Any
+    shapes_rows: Any
     score_block: Any
     sees: Any
 
 
 def build(t: Target, bodies: Bodies) -> Scores:
     """The pieces for a target."""
-    scores, finish_row = bodies.scores, bodies.finish_row
+    scores, cap_row = bodies.scores, bodies.cap_row
+    scale_plain, scale_bfloat16, scale_float16 = bodies.scale_panel
+    load, store, load_kind, _, real, size = access(t)
     mr, nr, lanes, block_k = t.mr, t.nr, t.lanes, t.block_k
+    stride = 4 * lanes  # columns that the row bodies step by
+    neg_inf, zero = real(-math.inf), real(0.0)
 
     @numba.njit(error_model="numpy")
     def pack_query(args: int, plane: int, start: int, rows: int, padded: int, out: int) -> None:
-        """Queries × scale (÷ softcap), head_dim floats a row; rows past the end are 0."""
-        softcap = load_f64(args + SOFTCAP)
-        factor = numba.float32(load_f64(args + SCALE) / softcap if softcap > 0 else load_f64(args + SCALE))
-        dim, row, col = (
-            load_i64(args + HEAD_DIM),
-            4 * load_i64(args + QUERY_ROW),
-            4 * load_i64(args + QUERY_COL),
-        )
+        """Queries × scale (÷ softcap), head_dim numbers a row; rows past the end are 0."""
+        softcap, kind = load_f64(args + SOFTCAP), load_i64(args + KIND)
+        factor = real(load_f64(args + SCALE) / softcap if softcap > 0 else load_f64(args + SCALE))
+        dim, row, col = load_i64(args + HEAD_DIM), load_i64(args + QUERY_ROW), load_i64(args + QUERY_COL)
         source = load_i64(load_i64(args + QUERY_TABLE) + 8 * plane) + start * row
-        panels = dim // nr if col == 4 else 0
+        panels = dim // nr if col == (size if kind == PLAIN else 2) else 0
         for r in range(rows):
-            here, there = out + r * dim * 4, source + r * row
+            here, there = out + r * dim * size, source + r * row
             for p in range(panels):
-                finish_row(there + p * nr * 4, here + p * nr * 4, factor)
+                if kind == PLAIN:
+                    scale_plain(there + p * nr * col, here + p * nr * size, factor)
+                elif kind == BFLOAT16:
+                    scale_bfloat16(there + p * nr * col, here + p * nr * size, factor)
+                else:
+                    scale_float16(there + p * nr * col, here + p * nr * size, factor)
             for d in range(panels * nr, dim):
-                store_f32(here + d * 4, load_f32(there + d * col) * factor)
+                store(here + d * size, load_kind(there + d * col, kind) * factor)
         for at in range(rows * dim, padded * dim):
-            store_f32(out + at * 4, ZERO)
+            store(out + at * size, zero)
 
     @numba.njit(error_model="numpy")
-    def cap_and_bias(args: int, plane: int, query: int, key: int, first: int, stop: int, row: int) -> None:
-        """softcap, then bias, on columns first … stop of a row; a bias of −inf makes the score −inf whatever it was."""
-        softcap = load_f64(args + SOFTCAP)
-        if softcap > 0:
+    def add_bias(args: int, plane: int, query: int, key: int, first: int, stop: int, row: int) -> None:
+        """The bias on columns first … stop of a row; a bias of −inf makes the score −inf whatever it was."""
+        step = load_i64(args + BIAS_COL)
+        bias = (
+            load_i64(load_i64(args + BIAS_TABLE) + 8 * plane) + query * load_i64(args + BIAS_ROW) + key * step
+        )
+        if step == size:
             for c in range(first, stop):
-                store_f32(row + c * 4, numba.float32(softcap * math.tanh(load_f32(row + c * 4))))
-        table = load_i64(args + BIAS_TABLE)
-        if table != 0:
-            step = 4 * load_i64(args + BIAS_COL)
-            bias = load_i64(table + 8 * plane) + 4 * query * load_i64(args + BIAS_ROW) + key * step
+                x = load(bias + c * size)
+                store(row + c * size, neg_inf if x == neg_inf else load(row + c * size) + x)
+        else:
             for c in range(first, stop):
-                x = load_f32(bias + c * step)
-                store_f32(row + c * 4, NEG_INF if x == NEG_INF else load_f32(row + c * 4) + x)
+                x = load(bias + c * step)
+                store(row + c * size, neg_inf if x == neg_inf else load(row + c * size) + x)
 
     @numba.njit(error_model="numpy")
     def hide(args: int, plane: int, query: int, key: int, first: int, stop: int, row: int) -> None:
@@ -86,32 +92,48 @@ def build(t: Target, bodies: Bodies) -> Scores:
         seen = (
             load_i64(load_i64(args + MASK_TABLE) + 8 * plane) + query * load_i64(args + MASK_ROW) + key * step
         )
-        for c in range(first, stop):
-            if load_u8(seen + c * step) == 0:
-                store_f32(row + c * 4, NEG_INF)
+        if step == 1:
+            for c in range(first, stop):
+                x = load(row + c * size)
+                store(row + c * size, neg_inf if load_u8(seen + c) == 0 else x)
+        else:
+            for c in range(first, stop):
+                if load_u8(seen + c * step) == 0:
+                    store(row + c * size, neg_inf)
 
     @numba.njit(error_model="numpy")
-    def sees(args: int, plane: int, query: int) -> bool:
-        """Whether a query sees any key. Asked only of rows whose scores are all −inf: absent, or overflown?"""
+    def sees(args: int, plane: int, query: int, spare: int) -> bool:
+        """Whether a query sees any key. Asked only of rows whose scores are all −inf: absent, or overflown?
+
+        A score function that says −inf means absence, as a bias does. `spare`: a row of the grid to write over.
+        """
+        if load_i64(args + SCORE_FN) != 0:
+            return False
         first, stop = 0, load_i64(args + KEYS)
         if load_i64(args + FIRST_TABLE) != 0:
             first = load_i64(load_i64(load_i64(args + FIRST_TABLE) + 8 * plane) + 8 * query)
             stop = load_i64(load_i64(load_i64(args + STOP_TABLE) + 8 * plane) + 8 * query)
-        masks, biases = load_i64(args + MASK_TABLE), load_i64(args + BIAS_TABLE)
-        for j in range(first, stop):
-            there = True
-            if masks != 0:
-                at = (
-                    load_i64(masks + 8 * plane)
-                    + query * load_i64(args + MASK_ROW)
-                    + j * load_i64(args + MASK_COL)
-                )
-                there = load_u8(at) != 0
-            if there and biases != 0:
-                at = query * load_i64(args + BIAS_ROW) + j * load_i64(args + BIAS_COL)
-                there = load_f32(load_i64(biases + 8 * plane) + 4 * at) != NEG_INF
-            if there:
-                return True
+        masks, biases, rule = (
+            load_i64(args + MASK_TABLE),
+            load_i64(args + BIAS_TABLE),
+            load_i64(args + MASK_FN),
+        )
+        for key in range(first // block_k * block_k, stop, block_k):
+            a, z = max(0, first - key), min(block_k, stop - key)
+            for c in range(a, z):
+                store(spare + c * size, zero)
+            if rule != 0:
+                call_row(rule, spare, plane, load_i64(args + FIRST_QUERY) + query, key, a, z, 0)
+            for j in range(key + a, key + z):
+                there = load(spare + (j - key) * size) != neg_inf
+                if masks != 0:
+                    at = query * load_i64(args + MASK_ROW) + j * load_i64(args + MASK_COL)
+                    there = there and load_u8(load_i64(masks + 8 * plane) + at) != 0
+                if there and biases != 0:
+                    at = query * load_i64(args + BIAS_ROW) + j * load_i64(args + BIAS_COL)
+                    there = load(load_i64(biases + 8 * plane) + at) != neg_inf
+                if there:
+                    return True
         return False
 
     @numba.njit(error_model="numpy")
@@ -144,60 +166,92 @@ def build(t: Target, bodies: Bodies) -> Scores:
         return (first, stop) if stop > first else (0, 0)
 
     @numba.njit(error_model="numpy")
+    def shapes_rows(args: int, count: int) -> bool:
+        """Whether anything but the product is to be done to the scores of a block of `count` keys."""
+        plain = (
+            load_f64(args + SOFTCAP) == 0
+            and load_i64(args + BIAS_TABLE) == 0
+            and load_i64(args + MASK_TABLE) == 0
+            and load_i64(args + FIRST_TABLE) == 0
+            and load_i64(args + SCORE_FN) == 0
+            and load_i64(args + MASK_FN) == 0
+        )
+        return not (plain and count % stride == 0)
+
+    @numba.njit(error_model="numpy")
+    def shape_row(
+        args: int, plane: int, query: int, key: int, first: int, stop: int, row: int, slope: int
+    ) -> None:
+        """Cap, score function, bias and mask on columns first … stop of one row of scores.
+
+        Around them, out to multiples of four vectors, the scores become −inf. `slope` is 0 or the address of
+        a row for d score / d product, written where a cap or a score function bends it.
+        """
+        left, right = first // stride * stride, (stop + stride - 1) // stride * stride
+        a, z = first, stop
+        if load_i64(args + FIRST_TABLE) != 0:
+            a = load_i64(load_i64(load_i64(args + FIRST_TABLE) + 8 * plane) + 8 * query) - key
+            z = load_i64(load_i64(load_i64(args + STOP_TABLE) + 8 * plane) + 8 * query) - key
+            a = min(max(a, left), stop)
+            z = max(min(z, stop), a)
+        softcap = load_f64(args + SOFTCAP)
+        if softcap > 0:
+            cap_row(row + left * size, right - left, real(softcap), slope + left * size if slope != 0 else 0)
+        first_query = load_i64(args + FIRST_QUERY)
+        if load_i64(args + SCORE_FN) != 0:
+            call_row(load_i64(args + SCORE_FN), row, plane, first_query + query, key, a, z, slope)
+        if load_i64(args + BIAS_TABLE) != 0:
+            add_bias(args, plane, query, key, a, z, row)
+        if load_i64(args + MASK_TABLE) != 0:
+            hide(args, plane, query, key, a, z, row)
+        if load_i64(args + MASK_FN) != 0:
+            call_row(load_i64(args + MASK_FN), row, plane, first_query + query, key, a, z, 0)
+        for c in range(left, a):
+            store(row + c * size, neg_inf)
+        for c in range(z, right):
+            store(row + c * size, neg_inf)
+
+    @numba.njit(error_model="numpy")
     def score_block(
-        args: int, plane: int, start: int, rows: int, packed: int, block: int, panels: int, grid: int
+        args: int,
+        plane: int,
+        start: int,
+        rows: int,
+        packed: int,
+        block: int,
+        panels: int,
+        grid: int,
+        slopes: int,
     ) -> None:
         """Masked scores of key block `block` into `grid`.
 
         Of a panel of mr rows only the columns of its `span` are computed. Around them, out to multiples of
-        four vectors, the scores are −inf; what lies further is undefined.
+        four vectors, the scores are −inf; what lies further is undefined. `slopes`: 0, or a second grid.
         """
         dim, full_width = load_i64(args + HEAD_DIM), load_i64(args + KEY_WIDTH)
         key = block * block_k
         count = min(block_k, load_i64(args + KEYS) - key)
-        key_plane = load_i64(load_i64(args + KEY_TABLE) + 8 * plane)
-        panel = (
-            load_i64(args + KEY_PACKED)
-            + (key_plane * load_i64(args + KEY_BLOCKS) + block) * full_width * dim * 4
-        )
+        place = load_i64(load_i64(args + KEY_TABLE) + 8 * plane) * load_i64(args + KEY_BLOCKS) + block
+        panel = load_i64(args + KEY_PACKED) + place * full_width * dim * size
         row_panels = (rows + mr - 1) // mr
         for c in range(0, min(full_width, count), nr):
             for p in range(row_panels):
                 first, stop = span(args, panels, p, key, count)
                 if first < c + nr and c < stop:
                     scores(
-                        packed + p * mr * dim * 4, panel + c * dim * 4, dim, grid + (p * mr * block_k + c) * 4
+                        packed + p * mr * dim * size,
+                        panel + c * dim * size,
+                        dim,
+                        grid + (p * mr * block_k + c) * size,
                     )
-        shaped = load_f64(args + SOFTCAP) > 0 or load_i64(args + BIAS_TABLE) != 0
-        masked = load_i64(args + MASK_TABLE) != 0
-        ranged = load_i64(args + FIRST_TABLE) != 0
-        if not (shaped or masked or ranged or count % (4 * lanes) != 0):
+        if not shapes_rows(args, count):
             return
-        firsts, stops = 0, 0
-        if ranged:
-            firsts = load_i64(load_i64(args + FIRST_TABLE) + 8 * plane) + 8 * start
-            stops = load_i64(load_i64(args + STOP_TABLE) + 8 * plane) + 8 * start
         for p in range(row_panels):
             first, stop = span(args, panels, p, key, count)
             if stop == 0:
                 continue
-            left, right = (
-                first // (4 * lanes) * (4 * lanes),
-                (stop + 4 * lanes - 1) // (4 * lanes) * (4 * lanes),
-            )
             for r in range(p * mr, min(rows, (p + 1) * mr)):
-                row = grid + r * block_k * 4
-                a, z = first, stop
-                if ranged:
-                    a = min(max(load_i64(firsts + 8 * r) - key, left), stop)
-                    z = max(min(load_i64(stops + 8 * r) - key, stop), a)
-                if shaped:
-                    cap_and_bias(args, plane, start + r, key, a, z, row)
-                if masked:
-                    hide(args, plane, start + r, key, a, z, row)
-                for c in range(left, a):
-                    store_f32(row + c * 4, NEG_INF)
-                for c in range(z, right):
-                    store_f32(row + c * 4, NEG_INF)
+                side = slopes + r * block_k * size if slopes != 0 else 0
+                shape_row(args, plane, start + r, key, first, stop, grid + r * block_k * size, side)
 
-    return Scores(pack_query, ranges, span, score_block, sees)
+    return Scores(pack_query, ranges, span, shape_row, shapes_rows, score_block, sees)

@@ -8,13 +8,13 @@ matrix and one for a broadcast of the left: the shapes below fill the register f
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 
 @dataclass(frozen=True)
 class Target:
-    """The vector width in float32 lanes, the register tile and the cache blocks."""
+    """The vector width in lanes, the register tile and the cache blocks, for float32 or float64."""
 
     name: str
     lanes: int
@@ -22,23 +22,32 @@ class Target:
     nv: int  # vectors across a register tile
     block_q: int  # queries a task; a multiple of mr
     block_k: int  # keys a step of the online softmax; a multiple of nr and of 4 vectors
+    few: int  # rows of a register tile of the decoder, beside one transposed square of keys
+    size: int = 4  # bytes of a number: 4, or 8 for float64
 
     @property
     def nr(self) -> int:
         """Columns of a register tile."""
         return self.lanes * self.nv
 
+    @property
+    def double(self) -> Target:
+        """The same for float64: half as many lanes in the same registers."""
+        return replace(self, name=f"{self.name}-float64", lanes=self.lanes // 2, size=8)
+
 
 TARGETS = {
     # 32 registers of 16 lanes: 24 sums, 4 columns, 1 broadcast.
-    "avx512": Target("avx512", lanes=16, mr=6, nv=4, block_q=96, block_k=128),
+    "avx512": Target("avx512", lanes=16, mr=6, nv=4, block_q=96, block_k=128, few=8),
     # 16 registers of 8 lanes: 12 sums, 2 columns, 1 broadcast.
-    "avx2": Target("avx2", lanes=8, mr=6, nv=2, block_q=96, block_k=128),
+    "avx2": Target("avx2", lanes=8, mr=6, nv=2, block_q=96, block_k=128, few=4),
     # 32 registers of 4 lanes: 24 sums, 4 columns; the broadcast is part of the multiply.
-    "neon": Target("neon", lanes=4, mr=6, nv=4, block_q=96, block_k=128),
+    "neon": Target("neon", lanes=4, mr=6, nv=4, block_q=96, block_k=128, few=4),
     # Any other processor: LLVM splits 4-lane vectors into what there is.
-    "generic": Target("generic", lanes=4, mr=4, nv=2, block_q=96, block_k=128),
+    "generic": Target("generic", lanes=4, mr=4, nv=2, block_q=96, block_k=128, few=4),
 }
+
+SPLIT = 8  # key blocks whose sums are kept together; the sums of the splits are joined in order afterwards
 
 
 @lru_cache(maxsize=1)

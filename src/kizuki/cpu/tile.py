@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .simd import F32, I64, LOWEST, NEG_INF, Emit
+from .simd import BFLOAT16, FLOAT16, I32, I64, NEG_INF, PLAIN, Emit, real
 from .target import Target
 
 
@@ -29,8 +29,12 @@ class Bodies(NamedTuple):
     fold_total: Any
     scale_vector: Any
     exp_one: Any
+    cap_row: Any
     scale_row: Any
-    finish_row: Any
+    scale_panel: Any  # for each kind of memory read; PLAIN written
+    finish_panel: Any  # PLAIN read; for each kind of memory written
+    merge_row: Any
+    drop_row: Any
     any_above: Any
     read_row: Any
     fold_largest: Any
@@ -56,13 +60,15 @@ def _multiply(
 
 def emit(t: Target) -> Bodies:
     """Write the bodies for a target."""
+    number = real(t.size).numba
+    kinds = (PLAIN, BFLOAT16, FLOAT16) if t.size == 4 else (PLAIN,) * 3  # float64 is never narrower in memory
 
     @intrinsic
     def scores(typingctx: Any, left: Any, right: Any, steps: Any, out: Any) -> Any:
         """out[mr, nr] = left[mr, steps] · right[steps, nr], rows of `left` steps apart, of `out` block_k apart."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             left, right, out = e.pointer(args[0]), e.pointer(args[1]), e.pointer(args[3])
             rows = [e.at(left, builder.mul(args[2], ir.Constant(I64, r))) for r in range(t.mr)]
             sums = _multiply(e, t, rows, right, args[2], [e.const(0.0)] * (t.mr * t.nv))
@@ -78,7 +84,7 @@ def emit(t: Target) -> Bodies:
         """out[mr, nr] += left[mr, steps] · right[steps, nr], rows of `left` block_k apart, of `out` nr apart."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             left, right, out = e.pointer(args[0]), e.pointer(args[1]), e.pointer(args[3])
             places = [(r * t.nv + v, r * t.nr + v * t.lanes) for r in range(t.mr) for v in range(t.nv)]
             rows = [e.at(left, r * t.block_k) for r in range(t.mr)]
@@ -94,7 +100,7 @@ def emit(t: Target) -> Bodies:
         """max(running_max, row), NaN passed over. width is a multiple of 4 vectors."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             b, pointer = builder, e.pointer(args[0])
 
             def peak(i: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
@@ -119,18 +125,18 @@ def emit(t: Target) -> Bodies:
             result.add_incoming(best, inside)
             return result
 
-        return types.float32(types.int64, types.int64, types.float32), codegen
+        return number(types.int64, types.int64, number), codegen
 
     @intrinsic
     def raise_row(typingctx: Any, row: Any, width: Any, running_max: Any, totals: Any) -> Any:
         """row ← exp(row − running_max) in place, and its sum added to the one vector at `totals`."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             b, pointer, totals = builder, e.pointer(args[0]), e.pointer(args[3])
             # An empty row so far: subtract 0 instead of −inf, whose difference would be NaN.
-            none = b.fcmp_ordered("==", args[2], ir.Constant(F32, NEG_INF))
-            shift = e.splat(b.select(none, ir.Constant(F32, 0.0), args[2]))
+            none = b.fcmp_ordered("==", args[2], ir.Constant(e.scalar, NEG_INF))
+            shift = e.splat(b.select(none, ir.Constant(e.scalar, 0.0), args[2]))
 
             def body(i: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
                 here, new = e.at(pointer, i), []
@@ -145,46 +151,46 @@ def emit(t: Target) -> Bodies:
             e.store(b.fadd(e.load(totals), total), totals)
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64, types.float32, types.int64), codegen
+        return types.void(types.int64, types.int64, number, types.int64), codegen
 
     @intrinsic
     def fold_total(typingctx: Any, totals: Any) -> Any:
         """The sum of one vector, lanes always in the same order."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             return e.fold(e.load(e.pointer(args[0])), builder.fadd)
 
-        return types.float32(types.int64), codegen
+        return number(types.int64), codegen
 
     @intrinsic
     def scale_vector(typingctx: Any, place: Any, factor: Any) -> Any:
         """Multiply one vector in memory by `factor`."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             place = e.pointer(args[0])
             e.store(builder.fmul(e.load(place), e.splat(args[1])), place)
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.float32), codegen
+        return types.void(types.int64, number), codegen
 
     @intrinsic
     def exp_one(typingctx: Any, x: Any) -> Any:
         """e^x of one number by the vector exp: ten times as fast as a call into the C library."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             return builder.extract_element(e.exp(e.splat(args[0])), ir.Constant(ir.IntType(32), 0))
 
-        return types.float32(types.float32), codegen
+        return number(number), codegen
 
     @intrinsic
     def scale_row(typingctx: Any, row: Any, panels: Any, panel_bytes: Any, factor: Any) -> Any:
         """Multiply one row of the accumulator, nr floats in each panel, by `factor`."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             factor = e.splat(args[3])
 
             def body(p: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
@@ -196,27 +202,125 @@ def emit(t: Target) -> Bodies:
             e.loop(args[1], 1, [], body)
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64, types.int64, types.float32), codegen
+        return types.void(types.int64, types.int64, types.int64, number), codegen
 
     @intrinsic
-    def finish_row(typingctx: Any, source: Any, out: Any, factor: Any) -> Any:
-        """out[nr] = source[nr] · factor, for one whole panel."""
+    def cap_row(typingctx: Any, row: Any, width: Any, cap: Any, slope: Any) -> Any:
+        """row ← cap · tanh(row), width a multiple of 4 vectors; 1 − tanh² into the row at `slope` unless it is 0."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
-            source, out, factor = e.pointer(args[0]), e.pointer(args[1]), e.splat(args[2])
-            for v in range(t.nv):
-                e.store(builder.fmul(e.load(source, v * t.lanes), factor), out, v * t.lanes)
+            e = Emit(builder, t)
+            pointer, cap, side = e.pointer(args[0]), e.splat(args[2]), e.pointer(args[3])
+            wanted = builder.icmp_signed("!=", args[3], ir.Constant(I64, 0))
+
+            def body(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+                y = e.tanh(e.load(pointer, i))
+                e.store(builder.fmul(cap, y), pointer, i)
+                with builder.if_then(wanted):
+                    # (1 − y)(1 + y), not 1 − y²: where y is near 1 the square would cancel.
+                    one = e.const(1.0)
+                    e.store(builder.fmul(builder.fsub(one, y), builder.fadd(one, y)), side, i)
+                return []
+
+            e.loop(args[1], t.lanes, [], body)
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64, types.float32), codegen
+        return types.void(types.int64, types.int64, number, types.int64), codegen
+
+    def scaled(source_kind: int, out_kind: int) -> Any:
+        @intrinsic
+        def scale_panel(typingctx: Any, source: Any, out: Any, factor: Any) -> Any:
+            """out[nr] = source[nr] · factor, for one whole panel; one of the two may be 16-bit."""
+
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                e = Emit(builder, t)
+                factor = e.splat(args[2])
+
+                def place(address: ir.Value, v: int, kind: int) -> ir.Value:
+                    step = v * t.lanes * (t.size if kind == PLAIN else 2)
+                    return builder.add(address, ir.Constant(I64, step))
+
+                for v in range(t.nv):
+                    x = e.load_kind(place(args[0], v, source_kind), source_kind)
+                    e.store_kind(builder.fmul(x, factor), place(args[1], v, out_kind), out_kind)
+                return context.get_dummy_value()
+
+            return types.void(types.int64, types.int64, number), codegen
+
+        return scale_panel
+
+    @intrinsic
+    def drop_row(typingctx: Any, row: Any, width: Any, key: Any, word: Any, below: Any, factor: Any) -> Any:
+        """Dropout on a row of weights, width a multiple of 4 vectors: 0, or × factor.
+
+        The number of the weight on key j is a hash of j and the row's 64 random bits (two rounds of multiply
+        and xor-shift); below `below` of 2^32 the weight is dropped.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t)
+            b, pointer, factor = builder, e.pointer(args[0]), e.splat(args[5])
+            words = ir.VectorType(I32, t.lanes)
+
+            def every(x: ir.Value) -> ir.Value:
+                first = b.insert_element(ir.Constant(words, ir.Undefined), x, ir.Constant(I32, 0))
+                return b.shuffle_vector(
+                    first, ir.Constant(words, ir.Undefined), ir.Constant(e.order, [0] * t.lanes)
+                )
+
+            def const(x: int) -> ir.Constant:
+                return ir.Constant(words, [x] * t.lanes)
+
+            low = every(b.trunc(args[3], I32))
+            high = every(b.trunc(b.lshr(args[3], ir.Constant(I64, 32)), I32))
+            bar = every(b.trunc(args[4], I32))
+            here = ir.Constant(words, list(range(t.lanes)))
+
+            def body(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+                x = b.add(every(b.trunc(b.add(args[2], i), I32)), here)
+                x = b.xor(b.mul(x, const(0x9E3779B1)), low)
+                x = b.mul(b.xor(x, b.lshr(x, const(16))), const(0x7FEB352D))
+                x = b.xor(x, high)
+                x = b.mul(b.xor(x, b.lshr(x, const(15))), const(0x846CA68B))
+                x = b.xor(x, b.lshr(x, const(16)))
+                kept = b.icmp_unsigned(">=", x, bar)
+                e.store(b.select(kept, b.fmul(e.load(pointer, i), factor), e.const(0.0)), pointer, i)
+                return []
+
+            e.loop(args[1], t.lanes, [], body)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5, number), codegen
+
+    @intrinsic
+    def merge_row(
+        typingctx: Any, sums: Any, more: Any, panels: Any, step: Any, factor: Any, share: Any
+    ) -> Any:
+        """sums ← sums · factor + more · share, one row of two accumulators, nr numbers in each panel."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t)
+            factor, share = e.splat(args[4]), e.splat(args[5])
+
+            def body(p: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+                off = builder.mul(p, args[3])
+                here, there = (e.pointer(builder.add(a, off)) for a in args[:2])
+                for v in range(t.nv):
+                    old = builder.fmul(e.load(here, v * t.lanes), factor)
+                    e.store(e.fma(e.load(there, v * t.lanes), share, old), here, v * t.lanes)
+                return []
+
+            e.loop(args[2], 1, [], body)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4, number, number), codegen
 
     @intrinsic
     def any_above(typingctx: Any, row: Any, threshold: Any) -> Any:
         """Whether one of the next 4 vectors of a row is above `threshold`."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             b, pointer = builder, e.pointer(args[0])
             bar = e.splat(args[1])
             found = [b.fcmp_ordered(">", e.load(pointer, n * t.lanes), bar) for n in range(4)]
@@ -224,7 +328,7 @@ def emit(t: Target) -> Bodies:
             bits = ir.IntType(t.lanes)
             return b.zext(b.icmp_unsigned("!=", b.bitcast(some, bits), ir.Constant(bits, 0)), I64)
 
-        return types.int64(types.int64, types.float32), codegen
+        return types.int64(types.int64, number), codegen
 
     @intrinsic
     def read_row(typingctx: Any, row: Any, width: Any, lse: Any, rest: Any, own: Any, stats: Any) -> Any:
@@ -234,10 +338,10 @@ def emit(t: Target) -> Bodies:
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             b, pointer, stats = builder, e.pointer(args[0]), e.pointer(args[5])
-            none = b.fcmp_ordered("==", args[2], ir.Constant(F32, NEG_INF))
-            shift = e.splat(b.select(none, ir.Constant(F32, 0.0), args[2]))
+            none = b.fcmp_ordered("==", args[2], ir.Constant(e.scalar, NEG_INF))
+            shift = e.splat(b.select(none, ir.Constant(e.scalar, 0.0), args[2]))
             lanes = ir.Constant(e.vec, [float(c) for c in range(t.lanes)])
             rest = e.splat(args[3])
             ahead = b.fsub(e.splat(args[4]), lanes)
@@ -251,7 +355,9 @@ def emit(t: Target) -> Bodies:
                     y = e.exp(x)
                     e.store(y, here, n * t.lanes)
                     # A weight of 0 has no surprise: 0 · −∞ would be NaN.
-                    surprise = b.select(b.fcmp_ordered("<", x, e.const(LOWEST)), e.const(0.0), b.fneg(x))
+                    surprise = b.select(
+                        b.fcmp_ordered("<", x, e.const(e.real.lowest)), e.const(0.0), b.fneg(x)
+                    )
                     entropy = e.fma(y, surprise, entropy)
                     distance = e.fma(y, e.call("fabs", ahead), distance)
                     peak, top = e.larger(peak, y), e.larger(top, s)
@@ -264,24 +370,24 @@ def emit(t: Target) -> Bodies:
                 e.store(done[n], stats, n * t.lanes)
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64, *[types.float32] * 3, types.int64), codegen
+        return types.void(types.int64, types.int64, *[number] * 3, types.int64), codegen
 
     @intrinsic
     def fold_largest(typingctx: Any, place: Any) -> Any:
         """The largest lane of one vector in memory."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             return e.fold(e.load(e.pointer(args[0])), e.larger)
 
-        return types.float32(types.int64), codegen
+        return number(types.int64), codegen
 
     @intrinsic
     def add_columns(typingctx: Any, grid: Any, rows: Any, out: Any) -> Any:
         """out[4 vectors] += the sum of `rows` rows of the grid, block_k floats apart."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t.lanes)
+            e = Emit(builder, t)
             grid, out = e.pointer(args[0]), e.pointer(args[2])
 
             def body(r: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
@@ -302,8 +408,12 @@ def emit(t: Target) -> Bodies:
         fold_total,
         scale_vector,
         exp_one,
+        cap_row,
         scale_row,
-        finish_row,
+        tuple(scaled(kind, PLAIN) for kind in kinds),
+        tuple(scaled(PLAIN, kind) for kind in kinds),
+        merge_row,
+        drop_row,
         any_above,
         read_row,
         fold_largest,

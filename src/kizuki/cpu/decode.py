@@ -1,0 +1,478 @@
+"""The decoder: few queries, many keys, so that reading the keys and values once is the whole cost.
+
+Nothing is packed. Keys and values are read where they lie, 16-bit ones as they are, once for all the
+query rows that share them (the heads of a group). A square of keys is transposed in registers, so that
+a row's score is the same sum in the same order as in the forward kernel: the same bits.
+Tasks are the splits of the keys; the thread that finishes a unit's last split joins them in order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from . import scores as shared
+from . import softmax, tile
+from .layout import SLOT
+from .simd import (
+    BFLOAT16,
+    I64,
+    PLAIN,
+    Emit,
+    access,
+    fma_one,
+    load_i64,
+    load_u8,
+    prefetch,
+    store_i64,
+    take_last,
+    take_ticket,
+)
+from .target import SPLIT, Target
+
+S = SLOT
+NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
+SCRATCH, SCRATCH_BYTES = S["SCRATCH"], S["SCRATCH_BYTES"]
+KIND, VALUE_KIND, OUT_KIND = S["KIND"], S["VALUE_KIND"], S["OUT_KIND"]
+QUERIES, KEYS, HEAD_DIM, VALUE_DIM = S["QUERIES"], S["KEYS"], S["HEAD_DIM"], S["VALUE_DIM"]
+VALUE_PANELS, GROUP, SPLITS = S["VALUE_PANELS"], S["GROUP"], S["SPLITS"]
+PARTIAL, PARTIAL_BYTES, FINISHED = S["PARTIAL"], S["PARTIAL_BYTES"], S["FINISHED"]
+KEY_TABLE, KEY_SOURCE, KEY_ROW, KEY_PAGE = S["KEY_TABLE"], S["KEY_SOURCE"], S["KEY_ROW"], S["KEY_PAGE"]
+VALUE_TABLE, VALUE_SOURCE, VALUE_ROW = S["VALUE_TABLE"], S["VALUE_SOURCE"], S["VALUE_ROW"]
+VALUE_PAGE, PAGES_TABLE, PAGE_KEYS = S["VALUE_PAGE"], S["PAGES_TABLE"], S["PAGE_KEYS"]
+FIRST_TABLE, STOP_TABLE = S["FIRST_TABLE"], S["STOP_TABLE"]
+MASK_TABLE, BIAS_TABLE, MASK_FN, SCORE_FN = S["MASK_TABLE"], S["BIAS_TABLE"], S["MASK_FN"], S["SCORE_FN"]
+OUTPUT_TABLE, LSE_TABLE = S["OUTPUT_TABLE"], S["LSE_TABLE"]
+
+
+def padded(t: Target, rows: int) -> int:
+    """Rows rounded up to the register tile; a single row has a tile of its own."""
+    return rows if rows == 1 else -(-rows // t.few) * t.few
+
+
+def scratch_bytes(t: Target, head_dim: int, rows: int) -> int:
+    """Scratch of one thread: packed queries, scores, running sums and maxima, row addresses, which scores are seen."""
+    numbers = padded(t, rows) * (head_dim + t.block_k + t.lanes + 1)
+    return -(-(numbers * t.size + 8) // 64) * 64 + 3 * 8 * t.block_k + padded(t, rows) * t.block_k
+
+
+def partial_bytes(t: Target, rows: int, value_panels: int) -> int:
+    """What a split leaves behind: (maximum, total) and the accumulator of each row."""
+    return -(-padded(t, rows) * (2 + value_panels * t.nr) * t.size // 64) * 64
+
+
+def _bodies(t: Target) -> Any:
+    def dots_for(kind: int, rows: int, squares: int) -> Any:
+        """Scores of `rows` queries on `squares` squares of `lanes` keys each."""
+        size = t.size if kind == PLAIN else 2
+
+        @intrinsic
+        def dots(typingctx: Any, addresses: Any, queries: Any, dim: Any, out: Any) -> Any:
+            """out[rows][squares·lanes] = queries · keys, the keys at the addresses in a table; dim ≡ 0 mod lanes."""
+
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                e = Emit(builder, t)
+                table = builder.inttoptr(args[0], I64.as_pointer())
+                keys = []
+                for n in range(squares * t.lanes):
+                    address = builder.load(builder.gep(table, [ir.Constant(I64, n)]))
+                    address.align = 8
+                    keys.append(address)
+                q, out = e.pointer(args[1]), e.pointer(args[3])
+                lines = [e.at(q, builder.mul(args[2], ir.Constant(I64, r))) for r in range(rows)]
+
+                def body(d: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                    step = builder.mul(d, ir.Constant(I64, size))
+                    acc = list(acc)
+                    turned = []
+                    for n in range(squares):
+                        own = keys[n * t.lanes : (n + 1) * t.lanes]
+                        turned.append(e.transpose([e.load_kind(builder.add(k, step), kind) for k in own]))
+                    for c in range(t.lanes):
+                        for r in range(rows):
+                            x = e.broadcast(e.at(lines[r], d), c)
+                            for n in range(squares):
+                                acc[r * squares + n] = e.fma(x, turned[n][c], acc[r * squares + n])
+                    return acc
+
+                sums = e.loop(args[2], t.lanes, [e.const(0.0)] * (rows * squares), body)
+                for r in range(rows):
+                    for n in range(squares):
+                        e.store(sums[r * squares + n], out, r * t.block_k + n * t.lanes)
+                return context.get_dummy_value()
+
+            return types.void(*[types.int64] * 4), codegen
+
+        return dots
+
+    def mix_for(kind: int, rows: int, vectors: int) -> Any:
+        """`vectors` vectors of value columns into the accumulators of `rows` rows."""
+        size = t.size if kind == PLAIN else 2
+
+        @intrinsic
+        def mix(
+            typingctx: Any, addresses: Any, weights: Any, count: Any, column: Any, out: Any, row: Any
+        ) -> Any:
+            """out[r] += Σ_j weights[r][j] · values[j][column …], keys in order; rows of `out` `row` numbers apart."""
+
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                e = Emit(builder, t)
+                table = builder.inttoptr(args[0], I64.as_pointer())
+                p, out = e.pointer(args[1]), e.at(e.pointer(args[4]), args[3])
+                step = builder.mul(args[3], ir.Constant(I64, size))
+                lines = [e.at(out, builder.mul(args[5], ir.Constant(I64, r))) for r in range(rows)]
+
+                def body(j: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                    address = builder.load(builder.gep(table, [j]))
+                    address.align = 8
+                    start = builder.add(address, step)
+                    columns = [
+                        e.load_kind(builder.add(start, ir.Constant(I64, v * t.lanes * size)), kind)
+                        for v in range(vectors)
+                    ]
+                    new = []
+                    for r in range(rows):
+                        x = e.broadcast(e.at(p, j), r * t.block_k)
+                        new += [e.fma(x, columns[v], acc[r * vectors + v]) for v in range(vectors)]
+                    return new
+
+                start = [e.load(line, v * t.lanes) for line in lines for v in range(vectors)]
+                done = e.loop(args[2], 1, start, body)
+                for r in range(rows):
+                    for v in range(vectors):
+                        e.store(done[r * vectors + v], lines[r], v * t.lanes)
+                return context.get_dummy_value()
+
+            return types.void(*[types.int64] * 6), codegen
+
+        return mix
+
+    lanes, few, block_k = t.lanes, t.few, t.block_k
+    size = t.size
+    wide = 2 if few * 2 + 4 <= 32 else 1
+
+    def for_kind(kind: int) -> tuple[Any, Any]:
+        dots_few, dots_one, dots_two = dots_for(kind, few, 1), dots_for(kind, 1, 1), dots_for(kind, 1, 2)
+        mix_few, mix_few_one = mix_for(kind, few, wide), mix_for(kind, few, 1)
+        mix_one, mix_one_one = mix_for(kind, 1, 4), mix_for(kind, 1, 1)
+
+        @numba.njit(error_model="numpy")
+        def dots(addresses: int, packed: int, rows: int, dim: int, columns: int, grid: int) -> None:
+            if rows == 1:
+                c = 0
+                while c + 2 * lanes <= columns:
+                    dots_two(addresses + c * 8, packed, dim, grid + c * size)
+                    c += 2 * lanes
+                if c < columns:
+                    dots_one(addresses + c * 8, packed, dim, grid + c * size)
+            else:
+                for c in range(0, columns, lanes):
+                    for r in range(0, rows, few):
+                        out = grid + (r * block_k + c) * size
+                        dots_few(addresses + c * 8, packed + r * dim * size, dim, out)
+
+        @numba.njit(error_model="numpy")
+        def mix(addresses: int, grid: int, rows: int, count: int, dim: int, sums: int, row: int) -> None:
+            if rows == 1:
+                c = 0
+                while c + 4 * lanes <= dim:
+                    mix_one(addresses, grid, count, c, sums, row)
+                    c += 4 * lanes
+                while c < dim:
+                    mix_one_one(addresses, grid, count, c, sums, row)
+                    c += lanes
+            else:
+                for r in range(0, rows, few):
+                    here, out = grid + r * block_k * size, sums + r * row * size
+                    c = 0
+                    while c + wide * lanes <= dim:
+                        mix_few(addresses, here, count, c, out, row)
+                        c += wide * lanes
+                    while c < dim:
+                        mix_few_one(addresses, here, count, c, out, row)
+                        c += lanes
+
+        return dots, mix
+
+    made = [for_kind(kind if t.size == 4 else PLAIN) for kind in range(3 if t.size == 4 else 1)]
+    (dots_0, mix_0), (dots_1, mix_1), (dots_2, mix_2) = made if len(made) == 3 else made * 3
+
+    @numba.njit(error_model="numpy")
+    def dots(kind: int, addresses: int, packed: int, rows: int, dim: int, columns: int, grid: int) -> None:
+        if kind == PLAIN:
+            dots_0(addresses, packed, rows, dim, columns, grid)
+        elif kind == BFLOAT16:
+            dots_1(addresses, packed, rows, dim, columns, grid)
+        else:
+            dots_2(addresses, packed, rows, dim, columns, grid)
+
+    @numba.njit(error_model="numpy")
+    def mix(
+        kind: int, addresses: int, grid: int, rows: int, count: int, dim: int, sums: int, row: int
+    ) -> None:
+        if kind == PLAIN:
+            mix_0(addresses, grid, rows, count, dim, sums, row)
+        elif kind == BFLOAT16:
+            mix_1(addresses, grid, rows, count, dim, sums, row)
+        else:
+            mix_2(addresses, grid, rows, count, dim, sums, row)
+
+    return dots, mix
+
+
+def build(t: Target) -> Any:
+    """The decoding kernel for a target."""
+    bodies = tile.emit(t)
+    pieces, ends = shared.build(t, bodies), softmax.build(t, bodies)
+    pack_query, shape_row, shapes_rows, sees = (
+        pieces.pack_query,
+        pieces.shape_row,
+        pieces.shapes_rows,
+        pieces.sees,
+    )
+    join, finish, drop, note_seen = ends.join, ends.finish, ends.drop, ends.note_seen
+    row_max, raise_row, fold_total = bodies.row_max, bodies.raise_row, bodies.fold_total
+    scale_row, scale_vector, exp_one = bodies.scale_row, bodies.scale_vector, bodies.exp_one
+    dots, mix = _bodies(t)
+    load, store, load_kind, _, real, size = access(t)
+    nr, lanes, block_k, few = t.nr, t.lanes, t.block_k, t.few
+    stride = 4 * lanes
+    neg_inf, zero = real(-math.inf), real(0.0)
+
+    @numba.njit(error_model="numpy")
+    def locate(
+        args: int, plane: int, source: int, row: int, page: int, key: int, count: int, out: int
+    ) -> None:
+        """The addresses of `count` keys from `key` on into a table of block_k; the rest repeat the first."""
+        pages = load_i64(args + PAGES_TABLE)
+        if pages == 0:
+            for c in range(count):
+                store_i64(out + c * 8, source + (key + c) * row)
+        else:
+            pages, each = load_i64(pages + 8 * plane), load_i64(args + PAGE_KEYS)
+            for c in range(count):
+                j = key + c
+                store_i64(out + c * 8, source + load_i64(pages + j // each * 8) * page + j % each * row)
+        first = load_i64(out)
+        for c in range(count, block_k):
+            store_i64(out + c * 8, first)
+
+    @numba.njit(error_model="numpy")
+    def fetch(addresses: int, count: int, length: int) -> None:
+        for c in range(count):
+            here = load_i64(addresses + c * 8)
+            for at in range(0, length, 64):
+                prefetch(here + at)
+
+    @numba.njit(error_model="numpy")
+    def any_odd(addresses: int, count: int, dim: int, kind: int, width: int) -> bool:
+        """Whether a value of the block is NaN or infinite."""
+        total = zero
+        for c in range(count):
+            here = load_i64(addresses + c * 8)
+            for d in range(dim):
+                x = load_kind(here + d * width, kind)
+                total += x - x
+        return total != total
+
+    @numba.njit(error_model="numpy")
+    def mix_seen(
+        addresses: int,
+        grid: int,
+        seen: int,
+        rows: int,
+        count: int,
+        dim: int,
+        kind: int,
+        width: int,
+        sums: int,
+        row: int,
+    ) -> None:
+        """As `mix`, one number at a time, passing over values that the row does not see."""
+        for r in range(rows):
+            for c in range(count):
+                if load_u8(seen + r * block_k + c) != 0:
+                    here, weight = load_i64(addresses + c * 8), load(grid + (r * block_k + c) * size)
+                    for d in range(dim):
+                        at = sums + (r * row + d) * size
+                        store(at, fma_one(weight, load_kind(here + d * width, kind), load(at)))
+
+    def decode(args: int) -> None:
+        tasks, queries, keys = load_i64(args + TASKS), load_i64(args + QUERIES), load_i64(args + KEYS)
+        dim, value_dim, panels = (
+            load_i64(args + HEAD_DIM),
+            load_i64(args + VALUE_DIM),
+            load_i64(args + VALUE_PANELS),
+        )
+        group, splits = load_i64(args + GROUP), load_i64(args + SPLITS)
+        kind, value_kind = load_i64(args + KIND), load_i64(args + VALUE_KIND)
+        key_size = size if kind == PLAIN else 2
+        value_size = size if value_kind == PLAIN else 2
+        out_size = size if load_i64(args + OUT_KIND) == PLAIN else 2
+        key_row, value_row = load_i64(args + KEY_ROW), load_i64(args + VALUE_ROW)
+        partial, partial_size = load_i64(args + PARTIAL), load_i64(args + PARTIAL_BYTES)
+        rows = group * queries
+        whole = rows if rows == 1 else (rows + few - 1) // few * few
+        row_size = panels * nr  # numbers of a row of an accumulator
+        firsts = load_i64(args + FIRST_TABLE)
+        shaped = (
+            load_i64(args + MASK_TABLE) != 0
+            or load_i64(args + BIAS_TABLE) != 0
+            or load_i64(args + MASK_FN) != 0
+            or load_i64(args + SCORE_FN) != 0
+        )
+
+        slot = take_ticket(args + NEXT_SLOT)
+        packed = load_i64(args + SCRATCH) + slot * load_i64(args + SCRATCH_BYTES)
+        grid = packed + whole * dim * size
+        totals = grid + whole * block_k * size
+        tops = totals + whole * lanes * size
+        key_at = (
+            (tops + whole * size + 7) // 8 * 8
+        )  # addresses of this block's keys, the next one's, its values
+        next_at = key_at + block_k * 8
+        value_at = next_at + block_k * 8
+        seen = value_at + block_k * 8
+
+        while True:
+            task = take_ticket(args + NEXT_TASK)
+            if task >= tasks:
+                break
+            unit, split = task // splits, task % splits
+            lead = unit * group  # the first plane
+            states = partial + task * partial_size
+            sums = states + 2 * whole * size
+            for r in range(whole):
+                store(tops + r * size, neg_inf)
+                for c in range(lanes):
+                    store(totals + (r * lanes + c) * size, zero)
+                for c in range(row_size):
+                    store(sums + (r * row_size + c) * size, zero)
+            low, high = keys, 0
+            for r in range(rows):
+                plane, query = lead + r // queries, r % queries
+                pack_query(args, plane, query, 1, 1, packed + r * dim * size)
+                a, z = 0, keys
+                if firsts != 0:
+                    a = load_i64(load_i64(firsts + 8 * plane) + 8 * query)
+                    z = load_i64(load_i64(load_i64(args + STOP_TABLE) + 8 * plane) + 8 * query)
+                if z > a:
+                    low, high = min(low, a), max(high, z)
+            for at in range(rows * dim, whole * dim):
+                store(packed + at * size, zero)
+            key_source = load_i64(
+                load_i64(args + KEY_SOURCE) + 8 * load_i64(load_i64(args + KEY_TABLE) + 8 * lead)
+            )
+            value_source = load_i64(
+                load_i64(args + VALUE_SOURCE) + 8 * load_i64(load_i64(args + VALUE_TABLE) + 8 * lead)
+            )
+            key = max(split * SPLIT * block_k, low // block_k * block_k)
+            end = min((split + 1) * SPLIT * block_k, high)
+            if key < end:
+                count = min(block_k, keys - key)
+                locate(args, lead, key_source, key_row, load_i64(args + KEY_PAGE), key, count, key_at)
+            while key < end:
+                count = min(block_k, keys - key)
+                after = min(block_k, end - key - block_k)
+                if after > 0:
+                    locate(
+                        args,
+                        lead,
+                        key_source,
+                        key_row,
+                        load_i64(args + KEY_PAGE),
+                        key + block_k,
+                        after,
+                        next_at,
+                    )
+                locate(args, lead, value_source, value_row, load_i64(args + VALUE_PAGE), key, count, value_at)
+                # While a stretch of keys is in the arithmetic, its values and the next block's keys are on the way.
+                for c in range(0, count, 2 * lanes):
+                    some = min(2 * lanes, count - c)
+                    fetch(value_at + c * 8, some, value_dim * value_size)
+                    fetch(next_at + c * 8, min(some, after - c), dim * key_size)
+                    columns = (some + lanes - 1) // lanes * lanes
+                    dots(kind, key_at + c * 8, packed, whole, dim, columns, grid + c * size)
+                hides = shaped
+                if firsts != 0:
+                    for r in range(rows):
+                        plane, query = lead + r // queries, r % queries
+                        hides = hides or load_i64(load_i64(firsts + 8 * plane) + 8 * query) > key
+                        table = load_i64(args + STOP_TABLE)
+                        hides = hides or load_i64(load_i64(table + 8 * plane) + 8 * query) < key + count
+                for r in range(rows):
+                    plane, query, row = lead + r // queries, r % queries, grid + r * block_k * size
+                    first, stop = 0, count
+                    if firsts != 0:
+                        first = max(0, load_i64(load_i64(firsts + 8 * plane) + 8 * query) - key)
+                        table = load_i64(args + STOP_TABLE)
+                        stop = min(count, load_i64(load_i64(table + 8 * plane) + 8 * query) - key)
+                        if stop <= first:
+                            first, stop = 0, 0
+                    left = first // stride * stride
+                    width = (stop + stride - 1) // stride * stride - left
+                    if stop > 0 and shapes_rows(args, count):
+                        shape_row(args, plane, query, key, first, stop, row, 0)
+                    if hides:
+                        note_seen(row, seen + r * block_k, first, stop)
+                    if stop > 0:
+                        old = load(tops + r * size)
+                        new = row_max(row + left * size, width, old)
+                        if new != old:
+                            store(tops + r * size, new)
+                            if old != neg_inf:
+                                decay = exp_one(old - new)
+                                if panels > 0:
+                                    scale_row(sums + r * row_size * size, panels, nr * size, decay)
+                                scale_vector(totals + r * lanes * size, decay)
+                        raise_row(row + left * size, width, new, totals + r * lanes * size)
+                        drop(args, plane, query, key + left, width, row + left * size)
+                    for c in range(left):
+                        store(row + c * size, zero)
+                    for c in range(left + width, count):
+                        store(row + c * size, zero)
+                if panels > 0:
+                    if hides and any_odd(value_at, count, value_dim, value_kind, value_size):
+                        mix_seen(
+                            value_at,
+                            grid,
+                            seen,
+                            rows,
+                            count,
+                            value_dim,
+                            value_kind,
+                            value_size,
+                            sums,
+                            row_size,
+                        )
+                    else:
+                        mix(value_kind, value_at, grid, whole, count, value_dim, sums, row_size)
+                key_at, next_at = next_at, key_at
+                key += block_k
+            for r in range(rows):
+                store(states + 2 * r * size, load(tops + r * size))
+                store(states + (2 * r + 1) * size, fold_total(totals + r * lanes * size))
+
+            if take_last(load_i64(args + FINISHED) + 8 * unit) < splits - 1:
+                continue
+            # The last of the unit's splits: join them in order, whoever computed them.
+            states = partial + unit * splits * partial_size
+            sums = states + 2 * whole * size
+            for r in range(rows):
+                plane, query = lead + r // queries, r % queries
+                state, here = states + 2 * r * size, sums + r * row_size * size
+                for s in range(1, splits):
+                    far = s * partial_size
+                    join(state, state + far, here, here + far, panels, nr * size)
+                top, total = load(state), load(state + size)
+                empty = top == neg_inf and total == zero and not sees(args, plane, query, grid)
+                out = load_i64(load_i64(args + OUTPUT_TABLE) + 8 * plane) + query * value_dim * out_size
+                lse = load_i64(load_i64(args + LSE_TABLE) + 8 * plane) + query * 8
+                finish(args, plane, top, total, empty, here, nr * size, out, lse)
+
+    return decode

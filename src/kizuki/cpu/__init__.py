@@ -3,7 +3,9 @@
 target.py   which processor, which tile shapes        simd.py     vector code over the LLVM IR builder
 tile.py     the emitted inner bodies                  pack.py     operands into panels
 scores.py   masked scores of a block                  softmax.py  the end of a row: joining splits, dividing
-forward.py  the online softmax                        read.py     statistics given the lse
+forward.py  the online softmax                        decode.py   the same for few queries, nothing packed
+backward.py gradients given the lse                   prepare.py  operands packed for them
+read.py     statistics given the lse                  gradients.py  gradients handed to autograd
 layout.py   the argument block's slots                block.py    the argument block of a call
 call.py     from a Problem to an argument block       readings.py results to who asked
 launch.py   threads                                   cache.py    kernels on disk
@@ -53,10 +55,11 @@ class Cpu:
         grad: Tensor,
         needs: backends.Needs,
     ) -> portable.Gradients:
-        # The weights are recomputed in torch, so the lse they are normalised by and the output they must sum
-        # to are torch's too; a kernel's differ in the last digits, and dP − rowsum(dO ∘ O) would not cancel.
-        output, lse = portable.forward(problem, value)
-        return portable.backward(problem, problem.flat(value), output, lse, grad, needs)
+        from . import gradients
+
+        return gradients.backward(
+            _plain(problem), value.resolve_neg(), output, lse, grad.resolve_neg(), needs
+        )
 
     def lse(self, problem: Problem) -> Tensor:
         return self.forward(problem, problem.key.new_zeros(problem.keys, 0))[1]

@@ -17,61 +17,69 @@ from . import forward as forward_kernel
 from . import launch
 from . import read as read_kernel
 from .block import KINDS, Block, pair_planes, planes, sources
-from .layout import SLOT
 from .target import SPLIT, Target
 
 FEW_ROWS = 16  # query rows that share a key up to which reading it where it lies beats packing it
 CHUNK = 1 << 22  # mask or bias entries evaluated at once when a mask has no rule the kernel knows
 
 
-def ready(
-    problem: Problem, value: Tensor, out_dtype: torch.dtype, few: int = 0
-) -> tuple[Block, Target, int, Tensor, Tensor]:
-    """An argument block with everything but the mask; and the output and lse to be filled.
+@dataclass(frozen=True)
+class Sizes:
+    """What the working memory of a call is made of."""
 
-    `few`: the rows that share keys and values when the decoder is to run; 0 = the operands are packed.
-    """
+    key_planes: int
+    value_planes: int
+    blocks: int  # of keys
+    width: int  # of a key block
+    head_panels: int
+    value_panels: int
+
+
+def describe(problem: Problem, value: Tensor) -> tuple[Block, Target, Sizes]:
+    """An argument block with the operands and what is the same for every query; not yet the mask."""
     target, dtype = launch.target(problem.accumulate_dtype), problem.accumulate_dtype
     block = Block()
-    batch, heads, queries, keys = problem.batch, problem.heads, problem.queries, problem.keys
+    batch, heads, keys = problem.batch, problem.heads, problem.keys
     query, key, value_dim = problem.query, problem.key, value.shape[-1]
-    output = torch.empty(batch, heads, queries, value_dim, dtype=out_dtype)
-    lse = torch.empty(batch, heads, queries, dtype=torch.float64)
-    block.alive["operands"] = (output, lse, query, key, value)
-    panels = -(-value_dim // target.nr)
-    grain = math.lcm(target.nr, 4 * target.lanes)
-    width = min(target.block_k, -(-keys // grain) * grain)
-    blocks = -(-keys // target.block_k)
+    block.alive["operands"] = (query, key, value)
     # Planes that are the same memory (grouped heads, broadcast batch axes) are packed once.
     key_source, key_of = sources(key, problem, heads)
     value_source, value_of = sources(value, problem, heads)
+    grain = math.lcm(target.nr, 4 * target.lanes)
+    sizes = Sizes(
+        key_planes=len(key_source),
+        value_planes=len(value_source),
+        blocks=-(-keys // target.block_k),
+        width=min(target.block_k, -(-keys // grain) * grain),
+        head_panels=-(-problem.head_dim // target.nr),
+        value_panels=-(-value_dim // target.nr),
+    )
     (query_row, query_col), (key_row, key_col) = query.stride()[-2:], key.stride()[-2:]
     (value_row, value_col), size, value_size = value.stride()[-2:], query.element_size(), value.element_size()
     block.fill(
         {
             "KIND": KINDS[query.dtype],
             "VALUE_KIND": KINDS[value.dtype],
-            "OUT_KIND": KINDS[out_dtype],
             "PLANES": batch * heads,
-            "QUERIES": queries,
             "KEYS": keys,
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": value_dim,
-            "KEY_BLOCKS": blocks,
-            "KEY_WIDTH": width,
-            "VALUE_PANELS": panels,
+            "KEY_BLOCKS": sizes.blocks,
+            "KEY_WIDTH": sizes.width,
+            "VALUE_PANELS": sizes.value_panels,
             "QUERY_ROW": query_row * size,
             "QUERY_COL": query_col * size,
             "KEY_ROW": key_row * size,
             "KEY_COL": key_col * size,
             "VALUE_ROW": value_row * value_size,
             "VALUE_COL": value_col * value_size,
-            "KEY_PLANES": len(key_source),
-            "VALUE_PLANES": len(value_source),
+            "KEY_PLANES": sizes.key_planes,
+            "VALUE_PLANES": sizes.value_planes,
         }
     )
     block["SCALE"] = float(problem.scale)
-    block["SOFTCAP"] = float(problem.softcap or 0.0)
+    if problem.softcap is not None:
+        block["SOFTCAP"] = float(problem.softcap)
     block.table("KEY_SOURCE", key_source)
     block.table("KEY_TABLE", key_of)
     block.table("VALUE_SOURCE", value_source)
@@ -80,25 +88,22 @@ def ready(
         sinks = in_dtype(problem.sinks.detach(), dtype).repeat(batch).contiguous()
         block.alive["sinks"] = sinks
         block["SINK_TABLE"] = sinks.data_ptr()
-    threads = launch.threads()
-    if few:
-        units, splits = batch * heads * queries // few, max(1, -(-blocks // SPLIT))
-        partial = decode_kernel.partial_bytes(target, few, panels)
-        size = decode_kernel.scratch_bytes(target, problem.head_dim, few)
-        block.fill({"GROUP": few // max(1, queries), "SPLITS": splits, "PARTIAL_BYTES": partial})
-        block.room("PARTIAL", units * splits * partial)
-        block.table("FINISHED", [0] * units)
-        block["SCRATCH_BYTES"] = size
-        block.room("SCRATCH", threads * size)
-        return block, target, threads, output, lse
-    block.room("KEY_PACKED", target.size * len(key_source) * blocks * width * problem.head_dim)
-    block.room("VALUE_PACKED", target.size * len(value_source) * blocks * width * panels * target.nr)
-    block.room("VALUE_ODD", len(value_source) * blocks)
-    block.run("pack", target, (len(key_source) + len(value_source)) * blocks, threads)
-    size = forward_kernel.scratch_bytes(target, problem.head_dim, panels)
+    return block, target, sizes
+
+
+def pack(block: Block, target: Target, sizes: Sizes, head_dim: int, threads: int) -> None:
+    """Keys and values into panels."""
+    wide = target.size * sizes.blocks * sizes.width
+    block.room("KEY_PACKED", wide * sizes.key_planes * head_dim)
+    block.room("VALUE_PACKED", wide * sizes.value_planes * sizes.value_panels * target.nr)
+    block.room("VALUE_ODD", sizes.value_planes * sizes.blocks)
+    block.run("pack", target, (sizes.key_planes + sizes.value_planes) * sizes.blocks, threads)
+
+
+def scratch(block: Block, threads: int, size: int) -> None:
+    """`size` bytes for each thread."""
     block["SCRATCH_BYTES"] = size
     block.room("SCRATCH", threads * size)
-    return block, target, threads, output, lse
 
 
 @dataclass(frozen=True)
@@ -122,27 +127,27 @@ GROUPS = (
 def read(problem: Problem, lse: Tensor, k: int = 0, received: bool = False) -> Readings:
     """One pass over the scores given the lse: entropy, distance, largest weight and score, top k, received."""
     dtype = problem.accumulate_dtype
-    block, target, threads, output, own_lse = ready(problem, problem.key.new_zeros(problem.keys, 0), dtype)
-    own_lse.copy_(lse)
+    nothing = problem.key.new_zeros(problem.keys, 0)
+    block, target, sizes = describe(problem, nothing)
+    threads, own_lse = launch.threads(), lse.contiguous()
+    pack(block, target, sizes, problem.head_dim, threads)
     count, queries, size = problem.batch * problem.heads, problem.queries, target.size
     shape = (problem.batch, problem.heads, queries)
     stats = torch.zeros(*shape, 4, dtype=dtype)
     stats[..., 3] = -math.inf
     best = torch.full((*shape, k), -math.inf, dtype=dtype)
     keys = torch.full((*shape, k), -1, dtype=torch.int64)
-    blocks = -(-problem.keys // target.block_k)
     groups = max(1, min(GROUPS, -(-queries // target.block_q)))
-    line = blocks * target.block_k
+    line = sizes.blocks * target.block_k
     sums = torch.zeros(count, groups, line if received else 0, dtype=dtype)
     block.alive["readings"] = (stats, best, keys, sums)
     block["TOP_COUNT"], block["GROUPS"] = k, groups
     block["RECEIVED"] = sums.data_ptr() if received else 0
-    scratch = read_kernel.scratch_bytes(target, problem.head_dim)
-    block["SCRATCH_BYTES"] = scratch
-    block.room("SCRATCH", threads * scratch)
+    scratch(block, threads, read_kernel.scratch_bytes(target, problem.head_dim))
     rank = np.arange(count, dtype=np.int64) * queries
     for start, stop in chunks(problem):
-        point(block, problem, output, own_lse, start, stop)
+        point(block, problem, start, stop)
+        block.table("LSE_TABLE", rows_of(own_lse, count, queries * 8, start * 8))
         # A query's own position is counted from the right end when there are fewer queries than keys.
         block["ROW_OFFSET"] = start + max(0, problem.keys - queries)
         block.table("STATS_TABLE", stats.data_ptr() + (rank + start) * 4 * size)
@@ -183,24 +188,42 @@ def chunks(problem: Problem) -> Iterator[tuple[int, int]]:
 
 def forward(problem: Problem, value: Tensor, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`(A @ value, lse)`: `[batch, heads, queries, value_dim]` in `out_dtype`, float64 `[batch, heads, queries]`."""
-    few = shared_rows(problem, value)
-    block, target, threads, output, lse = ready(problem, value, out_dtype, few)
+    block, target, sizes = describe(problem, value)
+    planes_, queries, threads = problem.batch * problem.heads, problem.queries, launch.threads()
+    output = torch.empty(problem.batch, problem.heads, queries, value.shape[-1], dtype=out_dtype)
+    lse = torch.empty(problem.batch, problem.heads, queries, dtype=torch.float64)
+    block["OUT_KIND"] = KINDS[out_dtype]
+    few = sharedrows_of(problem, value)
     if few:
+        units, splits = planes_ * queries // few, max(1, -(-sizes.blocks // SPLIT))
+        partial = decode_kernel.partial_bytes(target, few, sizes.value_panels)
+        block.fill({"GROUP": few // queries, "SPLITS": splits, "PARTIAL_BYTES": partial})
+        block.room("PARTIAL", units * splits * partial)
+        block.table("FINISHED", [0] * units)
+        scratch(block, threads, decode_kernel.scratch_bytes(target, problem.head_dim, few))
         # A mask or bias that must be evaluated is so for all of the few queries at once: their keys are O(n).
-        point(block, problem, output, lse, 0, problem.queries)
-        units = problem.batch * problem.heads * problem.queries // few
-        block.run("decode", target, units * block.slots[SLOT["SPLITS"] // 8], threads)
-        block.release()
-        return output, lse
-    for start, stop in chunks(problem):
-        point(block, problem, output, lse, start, stop)
-        query_blocks = -(-(stop - start) // target.block_q)
-        block.run("forward", target, problem.batch * problem.heads * query_blocks, threads)
+        steps, kernel, tasks = [(0, queries)], "decode", units * splits
+    else:
+        pack(block, target, sizes, problem.head_dim, threads)
+        scratch(block, threads, forward_kernel.scratch_bytes(target, problem.head_dim, sizes.value_panels))
+        steps, kernel, tasks = list(chunks(problem)), "forward", 0
+    size = output.shape[-1] * output.element_size()
+    for start, stop in steps:
+        point(block, problem, start, stop)
+        block.table("OUTPUT_TABLE", rows_of(output, planes_, queries * size, start * size))
+        block.table("LSE_TABLE", rows_of(lse, planes_, queries * 8, start * 8))
+        block.run(kernel, target, tasks or planes_ * -(-(stop - start) // target.block_q), threads)
     block.release()
     return output, lse
 
 
-def shared_rows(problem: Problem, value: Tensor) -> int:
+def shared_heads(problem: Problem, value: Tensor) -> int:
+    """How many query heads next to each other share both their keys and their values."""
+    own = value.shape[-3] if value.dim() > 2 else 1
+    return math.gcd(problem.heads // max(1, problem.kv_heads), problem.heads // max(1, own))
+
+
+def sharedrows_of(problem: Problem, value: Tensor) -> int:
     """How many query rows share each key where the decoder runs the problem; 0 where packing is worth its pass.
 
     A matter of speed alone: both kernels give a row the same bits.
@@ -212,28 +235,23 @@ def shared_rows(problem: Problem, value: Tensor) -> int:
         return 0
     if problem.key.stride(-1) != 1 or (value.shape[-1] and value.stride(-1) != 1):
         return 0
-    own = value.shape[-3] if value.dim() > 2 else 1
-    rows = math.gcd(problem.heads // problem.kv_heads, problem.heads // own) * queries
+    rows = shared_heads(problem, value) * queries
     return rows if rows <= FEW_ROWS else 0
 
 
-def point(block: Block, problem: Problem, output: Tensor, lse: Tensor, start: int, stop: int) -> None:
+def point(block: Block, problem: Problem, start: int, stop: int) -> None:
     """Aim the block at queries start … stop: shifted addresses, and the mask and bias of those rows."""
     heads, residual, query = problem.heads, problem.residual, problem.query
     block["QUERIES"], block["FIRST_QUERY"] = stop - start, start
     shift = start * query.stride(-2) * query.element_size()
-    block.table("QUERY_TABLE", _shifted(planes(query, problem, heads), shift))
-    count, queries = problem.batch * heads, problem.queries
-    size = output.shape[-1] * output.element_size()
-    block.table("OUTPUT_TABLE", _rows(output, count, queries * size, start * size))
-    block.table("LSE_TABLE", _rows(lse, count, queries * 8, start * 8))
+    block.table("QUERY_TABLE", shifted(planes(query, problem, heads), shift))
     if problem.bounds is not None:
         for name, edge in (("FIRST", problem.bounds.first), ("STOP", problem.bounds.stop)):
             edge = edge.contiguous()
             block.alive[f"{name} edge"] = edge
             lead = problem.lead if edge.shape[0] > 1 else (1,) * len(problem.lead)
             table = planes(edge.view(*lead, *edge.shape[1:], 1), problem, heads)
-            block.table(f"{name}_TABLE", _shifted(table, start * 8))
+            block.table(f"{name}_TABLE", shifted(table, start * 8))
     if residual is not None:
         if isinstance(residual, Dense):
             mask = residual.tensor
@@ -246,7 +264,7 @@ def point(block: Block, problem: Problem, output: Tensor, lse: Tensor, start: in
             shift = 0
         block.alive["mask"] = mask
         table, row, col = pair_planes(mask, problem)
-        block.table("MASK_TABLE", _shifted(table, shift * row))
+        block.table("MASK_TABLE", shifted(table, shift * row))
         block["MASK_ROW"], block["MASK_COL"] = row, col
     if problem.bias is not None:
         bias, shift = problem.bias.detach().resolve_neg(), start
@@ -256,17 +274,17 @@ def point(block: Block, problem: Problem, output: Tensor, lse: Tensor, start: in
             bias = in_dtype(bias, problem.accumulate_dtype)
         block.alive["bias"] = bias
         table, row, col = pair_planes(bias, problem)
-        block.table("BIAS_TABLE", _shifted(table, shift * row))
+        block.table("BIAS_TABLE", shifted(table, shift * row))
         block["BIAS_ROW"], block["BIAS_COL"] = row, col
 
 
-def _shifted(table: list[int] | np.ndarray, shift: int) -> list[int] | np.ndarray:
+def shifted(table: list[int] | np.ndarray, shift: int) -> list[int] | np.ndarray:
     if isinstance(table, list):
         return [place + shift for place in table] if shift else table
     return table + shift
 
 
-def _rows(tensor: Tensor, count: int, step: int, shift: int) -> list[int] | np.ndarray:
+def rows_of(tensor: Tensor, count: int, step: int, shift: int) -> list[int] | np.ndarray:
     """`count` addresses, `step` bytes apart."""
     start = tensor.data_ptr() + shift
     if count <= 64:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from numba import types
 
-from . import cache, decode, forward, pack, read
+from . import backward, cache, decode, forward, pack, prepare, read
 from .target import Target, select
 
 SIGNATURE = types.void(types.int64)
@@ -43,6 +43,8 @@ BUILDERS: dict[str, Callable[[Target], Any]] = {
     "forward": forward.build,
     "read": read.build,
     "decode": decode.build,
+    "prepare": prepare.build,
+    "backward": backward.build,
 }
 
 

@@ -79,6 +79,29 @@ NAMES: Final = (
     "PAGE_KEYS",
     "KEY_PAGE",
     "VALUE_PAGE",
+    # the backward pass: the output's gradient, every operand packed a second way, what is summed up
+    "GRAD_TABLE",
+    "GRAD_ROW",
+    "GRAD_COL",
+    "GRAD_KIND",
+    "GRAD_ODD",  # an int64 that becomes 1 where the gradient holds a NaN or an infinity
+    "QUERY_BLOCKS",
+    "QUERY_ROWS",  # scaled, [plane][query block][block_q][head_dim]
+    "QUERY_COLUMNS",  # as it is, in panels of nr columns
+    "GRAD_ROWS",
+    "GRAD_COLUMNS",
+    "KEY_COLUMNS",
+    "VALUE_KEYS",  # values as KEY_PACKED has keys
+    "DELTA_TABLE",
+    "KEY_GROUPS",  # key blocks go to so many groups, round robin; each sums its own share of the query's gradient
+    "D_QUERY",  # [plane][group][query block][panel][block_q][nr], 0 at first
+    "D_KEY",  # [unit][key][head_dim]; 0 = not asked for
+    "D_VALUE",
+    "UNITS",
+    "TOGETHER",  # 1 = one task takes all units, because they add to the same bias gradient
+    "D_BIAS_TABLE",  # an address a plane and group; 0 = not asked for
+    "D_BIAS_ROW",
+    "D_BIAS_COL",
     # results, one contiguous block a plane: the output in the operands' type, and float64 for the lse
     "OUTPUT_TABLE",
     "LSE_TABLE",

@@ -104,21 +104,18 @@ def bodies(t: Target) -> tuple[Any, Any]:
     return turn, copy_panel
 
 
-def build(t: Target) -> Any:
-    """The packing kernel for a target: one task a key block of a key plane, then of a value plane."""
+def panels(t: Target) -> tuple[Any, Any]:
+    """`(turned, straight)`: a stretch of rows into panels of nr rows, or into panels of nr columns."""
     turn, copy_panel = bodies(t)
     _, store, load_kind, _, real, size = access(t)
-    nr, block_k, lanes = t.nr, t.block_k, t.lanes
+    nr, lanes = t.nr, t.lanes
     infinity = real(math.inf)
 
     @numba.njit(error_model="numpy")
-    def pack_keys(args: int, plane: int, block: int) -> None:
-        dim, width, kind = load_i64(args + HEAD_DIM), load_i64(args + KEY_WIDTH), load_i64(args + KIND)
-        row, col = load_i64(args + KEY_ROW), load_i64(args + KEY_COL)
-        source = load_i64(load_i64(args + KEY_SOURCE) + 8 * plane) + block * block_k * row
-        place = plane * load_i64(args + KEY_BLOCKS) + block
-        target = load_i64(args + KEY_PACKED) + place * width * dim * size
-        there = min(width, load_i64(args + KEYS) - block * block_k)
+    def turned(
+        source: int, row: int, col: int, kind: int, dim: int, there: int, width: int, target: int
+    ) -> None:
+        """`there` rows of `dim` numbers into panels `[dim][nr]` of nr rows each, `width` rows in all, the rest 0."""
         vectors = dim // lanes if col == (size if kind == PLAIN else 2) else 0
         whole = there // lanes * lanes if vectors > 0 else 0
         for c in range(0, whole, lanes):
@@ -133,19 +130,16 @@ def build(t: Target) -> Any:
                     store(out + d * nr * size, real(0.0))
 
     @numba.njit(error_model="numpy")
-    def pack_values(args: int, plane: int, block: int) -> None:
-        dim, panels, width = (
-            load_i64(args + VALUE_DIM),
-            load_i64(args + VALUE_PANELS),
-            load_i64(args + KEY_WIDTH),
-        )
-        row, col, kind = load_i64(args + VALUE_ROW), load_i64(args + VALUE_COL), load_i64(args + VALUE_KIND)
-        source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * plane) + block * block_k * row
-        place = plane * load_i64(args + KEY_BLOCKS) + block
-        target = load_i64(args + VALUE_PACKED) + place * panels * nr * width * size
-        there = min(width, load_i64(args + KEYS) - block * block_k)
+    def straight(
+        source: int, row: int, col: int, kind: int, dim: int, there: int, width: int, target: int
+    ) -> int:
+        """`there` rows into panels `[width][nr]` of nr columns each; returns 1 if a number was NaN or infinite.
+
+        Those are kept out of the products: 0 · NaN would spread to rows that do not see this one. Columns past
+        `dim` are 0; rows past `there` are left as they are.
+        """
         odd = 0
-        for p in range(panels):
+        for p in range((dim + nr - 1) // nr):
             full = min(nr, dim - p * nr)
             whole = full == nr and col == (size if kind == PLAIN else 2)
             for j in range(there):
@@ -155,26 +149,49 @@ def build(t: Target) -> Any:
                     continue
                 for c in range(full):
                     x = load_kind(here + c * col, kind)
-                    # NaN and infinities are kept out of the products: 0 · NaN would spread to rows that
-                    # do not see this key. The kernel adds them where they are seen.
                     if not math.fabs(x) < infinity:
                         odd = 1
                         x = real(0.0)
                     store(out + c * size, x)
                 for c in range(full, nr):
                     store(out + c * size, real(0.0))
-        store_u8(load_i64(args + VALUE_ODD) + place, numba.uint8(odd))
+        return odd
+
+    return turned, straight
+
+
+def build(t: Target) -> Any:
+    """The packing kernel for a target: one task a key block of a key plane, then of a value plane."""
+    turned, straight = panels(t)
+    nr, block_k, size = t.nr, t.block_k, t.size
 
     def pack(args: int) -> None:
-        tasks, blocks = load_i64(args + TASKS), load_i64(args + KEY_BLOCKS)
-        key_tasks = load_i64(args + KEY_PLANES) * blocks
+        tasks, blocks, keys = load_i64(args + TASKS), load_i64(args + KEY_BLOCKS), load_i64(args + KEYS)
+        key_tasks, width = load_i64(args + KEY_PLANES) * blocks, load_i64(args + KEY_WIDTH)
         while True:
             task = take_ticket(args + NEXT_TASK)
             if task >= tasks:
                 break
             if task < key_tasks:
-                pack_keys(args, task // blocks, task % blocks)
+                plane, block = task // blocks, task % blocks
+                row, dim = load_i64(args + KEY_ROW), load_i64(args + HEAD_DIM)
+                source = load_i64(load_i64(args + KEY_SOURCE) + 8 * plane) + block * block_k * row
+                there = min(width, keys - block * block_k)
+                target = load_i64(args + KEY_PACKED) + task * width * dim * size
+                turned(
+                    source, row, load_i64(args + KEY_COL), load_i64(args + KIND), dim, there, width, target
+                )
             else:
-                pack_values(args, (task - key_tasks) // blocks, (task - key_tasks) % blocks)
+                place = task - key_tasks
+                plane, block = place // blocks, place % blocks
+                row, dim = load_i64(args + VALUE_ROW), load_i64(args + VALUE_DIM)
+                source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * plane) + block * block_k * row
+                there = min(width, keys - block * block_k)
+                target = (
+                    load_i64(args + VALUE_PACKED) + place * load_i64(args + VALUE_PANELS) * nr * width * size
+                )
+                col, kind = load_i64(args + VALUE_COL), load_i64(args + VALUE_KIND)
+                odd = straight(source, row, col, kind, dim, there, width, target)
+                store_u8(load_i64(args + VALUE_ODD) + place, numba.uint8(odd))
 
     return pack

@@ -24,6 +24,9 @@ class Bodies(NamedTuple):
 
     scores: Any
     mix: Any
+    mix_turned: Any
+    weigh_row: Any
+    bend_row: Any
     row_max: Any
     raise_row: Any
     fold_total: Any
@@ -94,6 +97,80 @@ def emit(t: Target) -> Bodies:
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 4), codegen
+
+    @intrinsic
+    def mix_turned(typingctx: Any, left: Any, right: Any, steps: Any, out: Any) -> Any:
+        """out[mr, nr] += leftᵀ[mr, steps] · right[steps, nr]: the columns of a grid as rows; `out` as in mix."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t)
+            left, right, out = e.pointer(args[0]), e.pointer(args[1]), e.pointer(args[3])
+            places = [(r * t.nv + v, r * t.nr + v * t.lanes) for r in range(t.mr) for v in range(t.nv)]
+
+            def body(k: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                c = e.at(right, builder.mul(k, ir.Constant(I64, t.nr)))
+                row = e.at(left, builder.mul(k, ir.Constant(I64, t.block_k)))
+                columns = [e.load(c, v * t.lanes) for v in range(t.nv)]
+                new = []
+                for r in range(t.mr):
+                    x = e.broadcast(row, r)
+                    new += [e.fma(x, columns[v], acc[r * t.nv + v]) for v in range(t.nv)]
+                return new
+
+            sums = e.loop(args[2], 1, [e.load(out, at) for _, at in places], body)
+            for n, at in places:
+                e.store(sums[n], out, at)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), codegen
+
+    @intrinsic
+    def weigh_row(typingctx: Any, row: Any, width: Any, lse: Any, rest: Any, delta: Any, grad: Any) -> Any:
+        """Scores and dP of a row to weights and dS, in place, width a multiple of 4 vectors:
+
+        row ← P = exp((row − lse) − rest); grad ← P · (grad − delta); both 0 where the score is −inf.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t)
+            b, pointer, grad = builder, e.pointer(args[0]), e.pointer(args[5])
+            shift, rest, delta = e.splat(args[2]), e.splat(args[3]), e.splat(args[4])
+
+            def body(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+                here, there = e.at(pointer, i), e.at(grad, i)
+                for n in range(2):
+                    s = e.load(here, n * t.lanes)
+                    hidden = b.fcmp_ordered("==", s, e.const(NEG_INF))
+                    p = e.exp(b.fsub(b.fsub(s, shift), rest))
+                    p = b.select(hidden, e.const(0.0), p)
+                    e.store(p, here, n * t.lanes)
+                    ds = b.fmul(p, b.fsub(e.load(there, n * t.lanes), delta))
+                    e.store(b.select(hidden, e.const(0.0), ds), there, n * t.lanes)
+                return []
+
+            e.loop(args[1], 2 * t.lanes, [], body)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, number, number, number, types.int64), codegen
+
+    @intrinsic
+    def bend_row(typingctx: Any, grad: Any, width: Any, slope: Any) -> Any:
+        """grad ← grad · slope, width a multiple of 4 vectors; 0 stays 0, whatever the slope is there."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t)
+            b, grad, side = builder, e.pointer(args[0]), e.pointer(args[2])
+
+            def body(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+                ds = e.load(grad, i)
+                zero = b.fcmp_ordered("==", ds, e.const(0.0))
+                e.store(b.select(zero, ds, b.fmul(ds, e.load(side, i))), grad, i)
+                return []
+
+            e.loop(args[1], t.lanes, [], body)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), codegen
 
     @intrinsic
     def row_max(typingctx: Any, row: Any, width: Any, running_max: Any) -> Any:
@@ -403,6 +480,9 @@ def emit(t: Target) -> Bodies:
     return Bodies(
         scores,
         mix,
+        mix_turned,
+        weigh_row,
+        bend_row,
         row_max,
         raise_row,
         fold_total,

@@ -298,7 +298,7 @@ def test_doctor_in_json(kizuki):
     assert code == 0
     assert found["versions"]["torch"].startswith("2.")
     assert found["threads"]["cores"] == os.cpu_count()
-    assert set(found["peers"]) == {"onnxruntime", "openvino", "jax"}
+    assert set(found["peers"]) == {"onnxruntime", "onnx", "openvino", "jax", "matplotlib"}
 
 
 def test_doctor_does_without_everything_optional(monkeypatch, tmp_path):

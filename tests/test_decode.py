@@ -13,9 +13,9 @@ SHAPES = [  # batch, heads, kv_heads, queries, keys, head_dim, value_dim
     (1, 4, 1, 1, 3000, 64, 64),
     (2, 4, 4, 1, 1100, 32, 128),
     (1, 8, 2, 2, 2100, 128, 64),
-    (1, 1, 1, 3, 17, 8, 16),
+    (1, 1, 1, 3, 17, 16, 16),
     (2, 6, 2, 1, 1, 64, 64),
-    (1, 1, 1, 16, 1500, 72, 8),
+    (1, 1, 1, 16, 1500, 80, 8),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 OPTIONS = {

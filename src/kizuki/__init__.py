@@ -29,6 +29,7 @@ _HOME = {
     "attention": "operator",
     "check": "accuracy",
     "record": "models",
+    "scaled_dot_product_attention": "sdpa",
 }
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "check",
     "masks",
     "record",
+    "scaled_dot_product_attention",
 ]
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from .models.record import record
     from .observation import Observation, Observe
     from .operator import AttentionMatrix, attend, attention
+    from .sdpa import scaled_dot_product_attention
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import reference
 from .errors import OptionError, ShapeError, SizeError, show
+from .functions import places
 from .operator import DENSE_LIMIT, make
 from .problem import Problem, check_value, in_dtype
 
@@ -135,12 +136,17 @@ def _plain(problem: Problem, value: Tensor, dtype: torch.dtype, order: Tensor) -
     scores = query @ key.transpose(-1, -2) * problem.scale
     if problem.softcap is not None:
         scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    if problem.score is not None:
+        at = places(problem, slice(0, problem.queries), slice(0, problem.keys))
+        scores = problem.score.apply(scores, at)
     seen = problem.visible(slice(0, problem.queries), slice(0, problem.keys))
     seen = torch.ones_like(scores, dtype=torch.bool) if seen is None else seen.expand(scores.shape)
     if problem.bias is not None:
         bias = problem.pairs(problem.bias, every, every)
         seen = seen & (bias != float("-inf"))
         scores = scores + in_dtype(bias, dtype)
+    if problem.score is not None:
+        seen = seen & (scores != float("-inf"))
     seen, flat = seen[..., order], flat[:, :, order]
     scores = scores[..., order].masked_fill(~seen, float("-inf"))
     if problem.sinks is not None:

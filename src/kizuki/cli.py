@@ -120,6 +120,76 @@ def doctor(
         show(found, Console(highlight=False))
 
 
+@app.command()
+def bench(
+    cell: Annotated[
+        list[str] | None,
+        typer.Argument(help="Cells, their beginnings (forward/f32), patterns ('*/causal'), or growth."),
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the cells and their bars.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: little time, no conclusions.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Add the rows to this file, as JSON.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw them: a .png, .svg or .pdf.")] = None,
+    only: Annotated[str | None, typer.Option(help="Providers, such as kizuki,torch-sdpa.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Threads for everybody.", show_default="torch's")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.001, max=3600.0, help="Time for one provider on one cell.")
+    ] = 2.0,
+) -> None:
+    """Measure kizuki and its peers on one grid of problems, each checked against float64 before it is timed.
+
+    Without a cell it runs all of them, which takes half an hour. Exit code 1 when kizuki was wrong or failed.
+    """
+    from .bench import job
+
+    console = Console(highlight=False, markup=False)
+    if listing:
+        job.list_cells(console)
+        return
+    right = job.bench(
+        cell or [],
+        console=console,
+        quick=quick,
+        out=out,
+        plot=plot,
+        only=only,
+        threads=threads,
+        seconds=seconds,
+    )
+    if not right:
+        fail("kizuki itself was wrong or failed in a cell above", 1)
+
+
+@app.command()
+def warmup() -> None:
+    """Compile every kernel for this processor into the cache, so that no first call has to."""
+    from .bench import warmup as job
+    from .progress import Bars
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    total, done = 0.0, []
+    try:
+        count = job.count()
+        with Bars(console) as bars:
+            bars("kernels", 0, count)
+            for kernel in job.warm():
+                done.append(kernel)
+                total += kernel.seconds
+                console.print(
+                    f"{kernel.name:<28} {'loaded' if kernel.loaded else 'compiled':<9}{kernel.seconds:7.2f} s"
+                )
+                bars("kernels", len(done), count)
+    except job.CacheError as error:
+        fail(str(error), 1)
+    typer.echo(f"{len(done)} kernels in {job.folder()}, {total:.1f} s")
+
+
 def numbers(listed: str | None, name: str) -> tuple[int, ...] | None:
     """`0,5,10-12` as (0, 5, 10, 11, 12)."""
     from .look import InputError

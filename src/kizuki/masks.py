@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from . import functions
 from .errors import KizukiTypeError, OptionError, ShapeError, show
 
 if TYPE_CHECKING:
@@ -337,14 +338,22 @@ class Dense(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Where(Mask):
-    fn: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    """What a user's function says, compiled where it can be (functions.py)."""
+
+    fn: Callable[[Any, Any, Any, Any], Any]
+
+    def tensors(self) -> list[Tensor]:
+        return functions.tensors(self.fn)
 
     def check(self, problem: Problem, caller: str) -> None:
-        # One entry is asked for at once, so that a wrong fn is an error of `attend` and not of a later read.
+        # A few entries are asked for at once, so that a wrong fn is an error of `attend` and not of a later read.
         if math.prod(problem.shape):
-            self.tile(problem, slice(0, 1), slice(0, 1))
+            self.tile(problem, slice(0, min(2, problem.queries)), slice(0, min(2, problem.keys)))
 
     def visible(self, problem: Problem, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        compiled = functions.see(self.fn, (b, h, i, j))
+        if compiled is not None:
+            return compiled
         seen: Any = self.fn(b, h, i, j)  # a user's function: whatever its type says, it is looked at
         if isinstance(seen, bool):
             seen = torch.tensor(seen, device=problem.device)
@@ -393,6 +402,25 @@ class And(Mask):
     def residual(self, problem: Problem) -> Mask | None:
         a, c = self.left.residual(problem), self.right.residual(problem)
         return c if a is None else a if c is None else And(a, c)
+
+
+def functions_of(mask: Mask | None) -> list[Callable[..., Any]]:
+    """The functions of every `where` in a mask."""
+    if isinstance(mask, (And, Or)):
+        return functions_of(mask.left) + functions_of(mask.right)
+    if isinstance(mask, Not):
+        return functions_of(mask.inner)
+    return [mask.fn] if isinstance(mask, Where) else []
+
+
+def split(mask: Mask | None) -> tuple[list[Callable[..., Any]], Mask | None]:
+    """`(functions, rest)`: functions that can be compiled and the mask that is left, all of which must say visible."""
+    if isinstance(mask, Where) and functions.refusal(mask.fn, "mask") is None:
+        return [mask.fn], None
+    if isinstance(mask, And):
+        (a, left), (c, right) = split(mask.left), split(mask.right)
+        return a + c, right if left is None else left if right is None else And(left, right)
+    return [], mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -591,10 +619,20 @@ def dense(tensor: Tensor) -> Mask:
     return _dense(tensor, "kizuki.masks.dense")
 
 
-def where(fn: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Mask:
-    """`fn(b, h, i, j)` says with a boolean tensor whether query i of batch b, head h sees key j.
+def where(fn: Callable[[Any, Any, Any, Any], Any]) -> Mask:
+    """`fn(b, h, i, j)` says whether query i of batch b, head h sees key j.
 
-    It receives int64 index tensors that broadcast against each other and is called on one tile at a time.
+    On CPU tensors a plain Python function is compiled into the kernel and called with whole numbers: it may use
+    `if`, `math`, most of torch's elementwise functions, numbers, and tensors or arrays it indexes. One that
+    cannot be compiled, and any on another device, is called with int64 tensors that broadcast against each other, on
+    one tile at a time, and returns a boolean tensor. `A.plan()` says which. What it refers to is looked at
+    whenever A is read.
+
+        >>> import torch, kizuki
+        >>> q = k = torch.ones(1, 1, 4, 2)
+        >>> odd = kizuki.masks.where(lambda b, h, i, j: j % 2 == 1 and j <= i)
+        >>> kizuki.attend(q, k, mask=odd)[0, 0, 3]
+        tensor([0.0000, 0.5000, 0.0000, 0.5000])
     """
     if not callable(fn):
         raise KizukiTypeError(

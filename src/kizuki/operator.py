@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 import torch
 from torch import Tensor
 
-from . import backends, indexing, observe, portable
-from .autograd import Attend
+from . import autograd, backends, functions, indexing, library, observe, portable
+from .dropout import draw
 from .errors import KizukiTypeError, OptionError, ShapeError, SizeError, show
-from .masks import Mask
+from .masks import Mask, functions_of
 from .observation import Observation, Observe
 from .observation import observe as observe_all
 from .problem import Problem, build, check_operand, check_value, widened
@@ -20,6 +21,7 @@ from .problem import Problem, build, check_operand, check_value, widened
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+PLAIN = (Tensor, torch.nn.Parameter)  # whose numbers can be read
 DENSE_LIMIT = 1 << 26  # weights `A.dense()` and `A[...]` build before they ask to be told
 
 
@@ -31,9 +33,10 @@ def attend(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     bias: Tensor | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    score: Callable[..., Any] | None = None,
     backend: str = "auto",
 ) -> AttentionMatrix:
     """The attention weights A = softmax(mask(cap(scale · Q Kᵀ) + bias)) as a matrix that is not stored.
@@ -47,9 +50,16 @@ def attend(
         window: `(left, right)`, the keys visible beyond the query's own position; None on a side = unlimited.
         bias: floating tensor that broadcasts to `[..., heads, queries, keys]`, added to the scores in natural
             units; −inf makes a key absent.
-        scale: multiplies the scores; None means 1/√head_dim.
+        scale: multiplies the scores; None means 1/√head_dim. A 0-dim floating tensor is read once, here, and may
+            require a gradient.
         softcap: scores become cap · tanh(score / cap), before bias and mask; None is off.
         sinks: `[heads]`, one more logit a head in the denominator only.
+        score: `fn(score, b, h, i, j)`, a function of each score (after the cap, before the bias) and its batch, head,
+            query and key, that gives the new score; −inf makes the key absent. On CPU tensors a plain Python
+            function is compiled into the kernel (numbers in, a number out; `if`, `math`, torch's elementwise
+            functions and captured tensors it indexes may be used); else it is called with tensors that broadcast
+            and must be elementwise. Its slope, for training, is a central difference in float64 where compiled
+            (off by about 1e-10), else torch's own; a tensor it uses gets no gradient.
         backend: "auto", "cpu" (compiled, CPU tensors) or "portable" (plain torch, any device). A named
             backend runs or raises; `A.plan()` says what "auto" chose.
 
@@ -78,6 +88,7 @@ def attend(
         scale=scale,
         softcap=softcap,
         sinks=sinks,
+        score=score,
         backend=backend,
     )
 
@@ -86,7 +97,9 @@ def make(
     caller: str, query: Tensor, key: Tensor, *, backend: str = "auto", **options: Any
 ) -> AttentionMatrix:
     """`attend` for another public function, which its errors name as `caller`."""
-    problem = build(query, key, caller=caller, **options)
+    # Inside vmap and its like some numbers cannot be read; they are checked where they can.
+    values = not torch._C._are_functorch_transforms_active()
+    problem = build(query, key, caller=caller, values=values, **options)
     return AttentionMatrix(problem, backends.choose(problem, backend, caller))
 
 
@@ -97,21 +110,36 @@ class Options(TypedDict, total=False):
     causal: bool
     window: tuple[int | None, int | None] | None
     bias: Tensor | None
-    scale: float | None
+    scale: float | Tensor | None
     softcap: float | None
     sinks: Tensor | None
+    score: Callable[..., Any] | None
     backend: str
 
 
 @overload
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, *, observe: None = None, **options: Unpack[Options]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
+    observe: None = None,
+    **options: Unpack[Options],
 ) -> Tensor: ...
 
 
 @overload
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, *, observe: Observe, **options: Unpack[Options]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
+    observe: Observe,
+    **options: Unpack[Options],
 ) -> tuple[Tensor, Observation]: ...
 
 
@@ -124,10 +152,13 @@ def attention(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     bias: Tensor | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    score: Callable[..., Any] | None = None,
     backend: str = "auto",
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
     observe: Observe | None = None,
 ) -> Tensor | tuple[Tensor, Observation]:
     """Scaled dot-product attention: `attend(query, key, ...) @ value`.
@@ -135,14 +166,51 @@ def attention(
     Arguments are those of `attend`, and value `[..., kv_heads, keys, value_dim]`.
     Returns `[..., heads, queries, value_dim]` in the input dtype; rows with no visible key are 0. With
     `observe=kizuki.Observe(...)` it returns `(output, Observation)`, the output bit for bit the same.
-    Differentiable in query, key, value, bias and sinks. Raises as `attend` and `A @ value` do.
-    Cost: 2·queries·keys·(head_dim + value_dim) operations over the visible keys; O(n) memory.
+    Raises as `attend` and `A @ value` do.
+
+    dropout: each weight becomes 0 with this probability and is otherwise divided by 1 − dropout (training). Which
+    do follows from their places and a seed drawn from `generator` (None: torch's own, `torch.manual_seed`), so
+    that no mask is stored and the same seed drops the same weights on every backend. Readings never have dropout.
+
+    Differentiable in query, key, value, bias, sinks and a scale given as a tensor, any number of times, in reverse
+    and in forward mode; works under torch.func, torch.vmap, torch.compile and torch.export. Neither tracer takes
+    `observe`, and no Python function (`score`, `masks.where`) leaves the process in an exported program.
+
+    Under torch.autocast query, key and value are cast to its dtype first, as PyTorch's own attention does, but
+    float64 stays; bias, sinks and scale keep theirs. Outside autocast query, key and value must have one dtype.
+
+    Cost: 2·queries·keys·(head_dim + value_dim) operations over the visible keys; O(n) memory. A second
+    derivative or a tangent runs in plain torch, block by block.
 
         >>> import torch, kizuki
         >>> x = torch.eye(3)
         >>> kizuki.attention(x, x, x, causal=True)[0]
         tensor([1., 0., 0.])
     """
+    if isinstance(query, Tensor) and autocast(query.device.type):
+        query, key, value = (_cast(t, query.device.type) for t in (query, key, value))
+    if _traced(query, key, value):
+        if observe is not None:
+            raise OptionError(
+                "kizuki.attention: observe= reads numbers that a tracer does not have; call it outside "
+                "torch.compile and torch.export"
+            )
+        return library.attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            causal=causal,
+            window=window,
+            bias=bias,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+            score=score,
+            backend=backend,
+            dropout=dropout,
+            generator=generator,
+        )
     matrix = make(
         "kizuki.attention",
         query,
@@ -154,14 +222,47 @@ def attention(
         scale=scale,
         softcap=softcap,
         sinks=sinks,
+        score=score,
         backend=backend,
     )
-    check_value(matrix.problem, value, caller="kizuki.attention")
+    problem = matrix.problem
+    check_value(problem, value, caller="kizuki.attention")
+    dropping = draw(dropout, generator, "kizuki.attention")
+    mixing = matrix
+    if dropping is not None:
+        mixing = AttentionMatrix(replace(problem, dropout=dropping), matrix.backend)
     if observe is None:
-        return cast(Tensor, matrix @ value)
+        return cast(Tensor, mixing @ value)
     check_observe(observe, "kizuki.attention: observe")
-    output = matrix @ value
+    output = mixing @ value
+    if mixing._lse is not None:  # dropout does not change it
+        matrix._keep(mixing._lse)
     return output, matrix.observe(observe)
+
+
+def autocast(device: str) -> bool:
+    """Whether torch.autocast is on; torch refuses to answer for tensors that are on no device."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def _cast(tensor: Tensor, device: str) -> Tensor:
+    """What torch.autocast makes of an operand of scaled_dot_product_attention."""
+    if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point or tensor.dtype is torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device)) if tensor.device.type == device else tensor
+
+
+def _traced(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the call is recorded rather than run, or some mode wants to see it as an operator."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    # Fake tensors are a subclass, and so are others that know operators only.
+    return not (
+        type(query) in PLAIN
+        and type(key) in PLAIN
+        and type(value) in PLAIN
+        and not (query.is_meta or key.is_meta or value.is_meta)
+    ) and all(isinstance(t, Tensor) for t in (query, key, value))
 
 
 def check_observe(what: object, named: str) -> None:
@@ -183,7 +284,7 @@ class AttentionMatrix:
         self.problem = problem
         self.backend = backend
         self._lse: Tensor | None = None
-        self._stamp: tuple[int, ...] | None = None
+        self._stamp: Hashable | None = None
 
     # -- what it is ------------------------------------------------------------------------------
 
@@ -231,6 +332,9 @@ class AttentionMatrix:
     def plan(self) -> backends.Plan:
         """Which kernel runs, and why; prints as one line."""
         plan, problem = self.backend.plan(self.problem), self.problem
+        own = functions.described(problem)
+        if own:
+            plan = replace(plan, why=f"{plan.why}; {own}")
         tensors = (problem.query, problem.key, problem.bias, problem.sinks)
         if plan.backend != "portable" and any(t is not None and t.requires_grad for t in tensors):
             return replace(plan, why=f"{plan.why}; its gradients are computed by the portable backend")
@@ -240,9 +344,12 @@ class AttentionMatrix:
         """`(first, stop)`: each query sees exactly the keys first <= j < stop.
 
         int64, broadcastable to `[batch, heads, queries]`. None when the mask is not known to be such a range
-        from its rules alone, or when a bias holds −inf. O(queries + keys), and one read of the bias.
+        from its rules alone, when a bias holds −inf, or with a score function. O(queries + keys), and one read of
+        the bias.
         """
         problem = self.problem
+        if problem.score is not None:
+            return None
         if problem.bias is not None and bool((problem.bias == portable.NEG_INF).any()):
             return None
         if problem.mask is None:
@@ -265,13 +372,16 @@ class AttentionMatrix:
         problem = self.problem
         check_value(problem, other)
         value, restore = widened(problem, other)
-        tensors = (problem.query, problem.key, value, problem.bias, problem.sinks)
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            output, lse = Attend.apply(*tensors, problem, self.backend)
+        transformed = torch._C._are_functorch_transforms_active()
+        if transformed or autograd.wanted(problem, value):
+            output, lse = autograd.attend(problem, value, self.backend)
         else:
             output, lse = self.backend.forward(problem, value)
-        self._keep(lse.detach())
-        return restore(output.reshape(problem.result_shape(problem.queries, value.shape[-1])))
+        if not transformed:  # the lse of a transform does not outlive it
+            self._keep(lse.detach())
+        if len(problem.lead) != 1 or not problem.has_heads:  # else the axes are those the backend returns
+            output = output.reshape(problem.result_shape(problem.queries, value.shape[-1]))
+        return restore(output)
 
     # -- rows and entries ------------------------------------------------------------------------
 
@@ -317,15 +427,19 @@ class AttentionMatrix:
     def _keep(self, lse: Tensor) -> None:
         self._lse, self._stamp = lse, self._versions()
 
-    def _versions(self) -> tuple[int, ...] | None:
+    def _versions(self) -> Hashable | None:
         """How often each tensor A is computed from has been written to; None when that cannot be told."""
         problem = self.problem
-        tensors = [problem.query, problem.key, problem.bias, problem.sinks]
+        tensors = [problem.query, problem.key, problem.bias, problem.sinks, problem.scale_tensor]
         tensors += [] if problem.mask is None else problem.mask.tensors()
         given = [t for t in tensors if t is not None]
         if any(t.is_inference() for t in given):  # made under inference_mode: such tensors count nothing
             return None
-        return tuple(t._version for t in given)
+        stamps = [functions.stamp(fn, "mask") for fn in functions_of(problem.mask)]
+        stamps += [] if problem.score is None else [problem.score.stamp()]
+        if any(stamp is None for stamp in stamps):
+            return None
+        return (*(t._version for t in given), *stamps)
 
     @property
     def lse(self) -> Tensor:

@@ -18,6 +18,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from . import functions
+from .dropout import dropped
 from .problem import Problem, in_dtype
 
 TILE = 1 << 19  # scores held at once, over batch and heads: 2 MB in float32, with as much again for each step
@@ -53,7 +55,7 @@ class Tile:
     cols: slice
     scores: Tensor
     seen: Tensor | None
-    slope: Tensor | None  # d(capped score)/d(scaled score) where a softcap applies
+    slope: Tensor | None  # d(score)/d(scaled product), where a softcap or a score function bends it
 
     def weights(self, norm: Tensor) -> Tensor:
         """exp(scores − lse), 0 where absent, given `split` of the problem's lse, `[2, batch, heads, queries]`."""
@@ -94,8 +96,12 @@ def col_blocks(problem: Problem, rows: slice) -> Iterator[slice]:
         yield slice(start, min(start + block_k, problem.keys))
 
 
-def score_tile(problem: Problem, query: Tensor, key: Tensor, rows: slice, cols: slice) -> Tile:
-    """scale·(q·k) → softcap → + bias → mask, on one tile, in the accumulation dtype.
+def score_tile(
+    problem: Problem, query: Tensor, key: Tensor, rows: slice, cols: slice, sloped: bool = False
+) -> Tile:
+    """scale·(q·k) → softcap → score function → + bias → mask, on one tile, in the accumulation dtype.
+
+    `sloped`: the slope of a score function is wanted too.
 
     `query` `[batch, heads, queries, head_dim]`, `key` `[batch, kv_heads, keys, head_dim]`.
     """
@@ -103,12 +109,22 @@ def score_tile(problem: Problem, query: Tensor, key: Tensor, rows: slice, cols: 
     q = query[:, :, rows].to(dtype) * problem.scale
     scores = grouped(q, key[:, :, cols].to(dtype).transpose(-1, -2))
     scores, slope = _capped(problem, scores)
+    if problem.score is not None:
+        at = functions.places(problem, rows, cols)
+        if sloped:
+            scores, own = problem.score.bend(scores, at)
+            slope = own if slope is None else slope * own
+        else:
+            scores = problem.score.apply(scores, at)
     seen = problem.visible(rows, cols)
     if problem.bias is not None:
         bias = problem.pairs(problem.bias, rows, cols)
         there = bias != NEG_INF
         seen = there if seen is None else seen & there
         scores = scores + in_dtype(bias, dtype)
+    if problem.score is not None:
+        there = scores != NEG_INF  # what a score function calls −inf is absent, as behind a bias
+        seen = there if seen is None else seen & there
     if seen is not None:
         # A select, not an addition: whatever stands behind a mask never reaches arithmetic.
         scores = torch.where(seen, scores, NEG_INF)
@@ -188,7 +204,8 @@ def forward(problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
             weights = torch.exp(block.scores - shift.unsqueeze(-1))
             decay = torch.exp(running_max - shift)
             running_sum = running_sum * decay + weights.sum(-1)
-            part = mix(weights, value[:, :, cols].to(dtype), None if plain else block.seen)
+            staying = dropped(problem, weights, rows, cols)
+            part = mix(staying, value[:, :, cols].to(dtype), None if plain else block.seen)
             accumulator = accumulator * decay.unsqueeze(-1) + part
             running_max = new_max
         if sinks is not None:
@@ -219,12 +236,12 @@ def lse(problem: Problem) -> Tensor:
         return forward(problem, problem.key.new_zeros(problem.keys, 0))[1]
 
 
-def tiles(problem: Problem) -> Iterator[Tile]:
+def tiles(problem: Problem, sloped: bool = False) -> Iterator[Tile]:
     """Every tile of A that holds a visible key, row block by row block."""
     query, key = problem.flat_query(), problem.flat_key()
     for rows in row_blocks(problem):
         for cols in col_blocks(problem, rows):
-            yield score_tile(problem, query, key, rows, cols)
+            yield score_tile(problem, query, key, rows, cols, sloped)
 
 
 def far(problem: Problem, lse: Tensor) -> Tensor:
@@ -314,6 +331,7 @@ def backward(
 
     With P the weights and dP = dO Vᵀ: dV = Pᵀ dO, dS = P ∘ (dP − rowsum(dO ∘ O)), dQ = scale·dS K,
     dK = scale·dSᵀ Q, and the bias receives dS summed over its broadcast axes (FlashAttention, section 3.1).
+    With dropout D, found again from its seed: dV = (P ∘ D)ᵀ dO and dP = D ∘ (dO Vᵀ).
     """
     dtype, device, norm = problem.accumulate_dtype, problem.device, split(problem, lse)
     query, key = problem.flat_query(), problem.flat_key()
@@ -334,15 +352,17 @@ def backward(
         share = torch.exp((logits - norm[0]) - norm[1]).masked_fill(dead, 0.0)
         sums.sinks = -(share * delta).sum((0, 2))
     plain_grad, plain_key, plain_query = tame(grad), tame(key), tame(query)
-    for block in tiles(problem):
+    for block in tiles(problem, sloped=needs[0] or needs[1]):
         rows, cols, seen = block.rows, block.cols, block.seen
         weights = block.weights(norm)
         if sums.value is not None:
-            part = mix(weights.transpose(-1, -2), grad[:, :, rows], None if plain_grad else _flip(seen))
+            staying = dropped(problem, weights, rows, cols)
+            part = mix(staying.transpose(-1, -2), grad[:, :, rows], None if plain_grad else _flip(seen))
             sums.value[:, :, cols] += _fold_heads(part, value.shape[1])
         if sums.query is None and sums.key is None and sums.bias is None:
             continue
         d_weights = grouped(grad[:, :, rows], value[:, :, cols].to(dtype).transpose(-1, -2))
+        d_weights = dropped(problem, d_weights, rows, cols)
         d_scores = _only(seen, weights * (d_weights - delta[:, :, rows].unsqueeze(-1)))
         if sums.bias is not None:
             problem.add_pairs(sums.bias, d_scores, rows, cols)
@@ -386,12 +406,16 @@ def row_weights(problem: Problem, b: int, h: int, i: Tensor) -> Tensor:
         i.view(1, 1, -1, 1),
         torch.arange(problem.keys, device=i.device).view(1, 1, 1, -1),
     )
+    if problem.score is not None:
+        scores = problem.score.apply(scores[None, None], at)[0, 0]
     if problem.mask is not None:
         seen = seen & problem.mask.visible(problem, *at)[0, 0]
     if problem.bias is not None:
         bias = problem.pairs_at(problem.bias, *at)[0, 0]
         seen = seen & (bias != NEG_INF)
         scores = scores + in_dtype(bias, dtype)
+    if problem.score is not None:
+        seen = seen & (scores != NEG_INF)
     scores = torch.where(seen, scores, NEG_INF)
     peak = scores.amax(-1, keepdim=True) if problem.keys else scores.new_full((i.numel(), 1), NEG_INF)
     sink = None if problem.sinks is None else in_dtype(problem.sinks[h], dtype)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import masks
+from . import functions, masks, rules
 from .errors import KizukiTypeError, OptionError, ShapeError, show
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class Problem:
     bias: Tensor | None
     sinks: Tensor | None
     mask: Mask | None
+    scale_tensor: Tensor | None = None  # where `scale` came from, if it is learned
+    score: functions.Score | None = None  # a user's function of each score
+    dropout: tuple[float, int] | None = None  # (p, seed), for `A @ value` alone: readings never have it
 
     @property
     def batch(self) -> int:
@@ -155,12 +158,18 @@ def build(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     bias: Tensor | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    score: Callable[..., Any] | None = None,
     caller: str = "kizuki.attend",
+    values: bool = True,
 ) -> Problem:
-    """Check every argument of `attend` and return the frozen `Problem`."""
+    """Check every argument of `attend` and return the frozen `Problem`.
+
+    `values=False` checks shapes only, for tensors whose numbers cannot be read (a tracer's, a transform's):
+    then a scale given as a tensor is NaN here, and whoever has the numbers builds the problem again.
+    """
     _check_tensor(caller, "query", query)
     _check_tensor(caller, "key", key)
     _check_same(caller, "key", key, query)
@@ -188,19 +197,27 @@ def build(
         queries=query.shape[-2],
         keys=key.shape[-2],
         head_dim=query.shape[-1],
-        scale=_check_scale(caller, scale, query.shape[-1]),
+        scale=_check_scale(caller, scale, query, values),
         softcap=_check_softcap(caller, softcap),
         bias=bias,
         sinks=sinks,
         mask=None,
+        scale_tensor=scale if isinstance(scale, Tensor) else None,
     )
     if bias is not None:
         _check_bias(caller, bias, problem)
     if sinks is not None:
         _check_sinks(caller, sinks, problem)
-    rule = _join_masks(caller, mask, causal, window)
+    if score is not None:
+        bent = functions.Score(score)
+        bent.check(problem, caller, values)
+        object.__setattr__(problem, "score", bent)
+    rule = join_masks(caller, mask, causal, window)
     if rule is not None:
-        rule.check(problem, caller)
+        if values:
+            rule.check(problem, caller)
+        else:
+            rules.check_shapes(rule, problem, caller)
         object.__setattr__(problem, "mask", rule)
     return problem
 
@@ -254,6 +271,8 @@ def widened(problem: Problem, value: Tensor) -> tuple[Tensor, Callable[[Tensor],
     A is the same for all of them, so `A @ value` with 5 batches of values is one product 5 times as wide.
     """
     own = (*problem.lead, problem.heads) if problem.has_heads else ()
+    if len(own) == value.dim() - 2 and own == tuple(value.shape[:-2]):
+        return value, lambda result: result
     rank = max(len(own), value.dim() - 2)
     first = rank - len(own)  # axes before this one A does not have at all
     own = (1,) * first + own
@@ -276,8 +295,22 @@ def widened(problem: Problem, value: Tensor) -> tuple[Tensor, Callable[[Tensor],
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that `shapes` broadcast to; RuntimeError where they do not."""
-    return tuple(torch.broadcast_shapes(*shapes))
+    """The shape that `shapes` broadcast to; RuntimeError where they do not.
+
+    Plain ints, because every call of every size pays for it (torch.broadcast_shapes takes 30 µs).
+    """
+    result: list[int] = []
+    for shape in shapes:
+        missing = len(shape) - len(result)
+        if missing > 0:
+            result = [1] * missing + result
+        first = len(result) - len(shape)
+        for at, size in enumerate(shape, first):
+            if result[at] == 1:
+                result[at] = size
+            elif size not in (1, result[at]):
+                raise RuntimeError(f"sizes {result[at]} and {size} do not broadcast")
+    return tuple(result)
 
 
 def _check_tensor(caller: str, name: str, tensor: Any) -> None:
@@ -334,17 +367,34 @@ def _broadcast_lead(caller: str, query: Tensor, key: Tensor) -> tuple[int, ...]:
         ) from None
 
 
-def _check_scale(caller: str, scale: float | None, head_dim: int) -> float:
+def _check_scale(caller: str, scale: float | Tensor | None, query: Tensor, values: bool) -> float:
     if scale is None:
-        return 1.0 / math.sqrt(head_dim)
+        return 1.0 / math.sqrt(query.shape[-1])
+    if isinstance(scale, Tensor):
+        if scale.dim() or not scale.dtype.is_floating_point:
+            raise KizukiTypeError(
+                f"{caller}: scale is {scale.dtype} of shape {show(scale)} but must be a number or a floating "
+                "tensor of no axes; call .reshape(())"
+            )
+        if scale.device != query.device:
+            raise KizukiTypeError(
+                f"{caller}: scale is on {scale.device} but query is on {query.device}; move one of them"
+            )
+        return read_scale(caller, scale) if values else math.nan
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise KizukiTypeError(
             f"{caller}: scale is a {type(scale).__name__} but must be a number or None (1/sqrt(head_dim)); "
             "call float(scale)"
         )
-    if not math.isfinite(scale):
-        raise OptionError(f"{caller}: scale is {scale} but must be finite; None means 1/sqrt(head_dim)")
-    return float(scale)
+    return read_scale(caller, scale)
+
+
+def read_scale(caller: str, scale: float | Tensor) -> float:
+    """The number `scale` holds; OptionError where it is not finite."""
+    number = float(scale.detach() if isinstance(scale, Tensor) else scale)
+    if not math.isfinite(number):
+        raise OptionError(f"{caller}: scale is {number} but must be finite; None means 1/sqrt(head_dim)")
+    return number
 
 
 def _check_softcap(caller: str, softcap: float | None) -> float | None:
@@ -406,32 +456,33 @@ def _check_sinks(caller: str, sinks: Any, problem: Problem) -> None:
         )
 
 
-def _join_masks(
+def join_masks(
     caller: str,
     mask: Mask | Tensor | None,
     causal: bool,
     window: tuple[int | None, int | None] | None,
 ) -> Mask | None:
-    rules: list[Mask] = []
+    """The one mask that `mask`, `causal` and `window` make together; None where there is none."""
+    parts: list[Mask] = []
     if mask is not None:
-        rules.append(masks.as_mask(mask, caller))
+        parts.append(masks.as_mask(mask, caller))
     if not isinstance(causal, bool):
         raise KizukiTypeError(
             f"{caller}: causal is a {type(causal).__name__} but must be True or False; an alignment goes into "
             'mask=kizuki.masks.causal("lower_right")'
         )
     if causal:
-        rules.append(masks.causal())
+        parts.append(masks.causal())
     if window is not None:
         if not isinstance(window, (tuple, list)) or len(window) != 2:
             raise KizukiTypeError(
                 f"{caller}: window is {window!r} but must be (left, right), the keys visible beyond the query's own; "
                 "None on a side means unlimited"
             )
-        rules.append(masks.window(*window))
-    if not rules:
+        parts.append(masks.window(*window))
+    if not parts:
         return None
-    joined = rules[0]
-    for rule in rules[1:]:
+    joined = parts[0]
+    for rule in parts[1:]:
         joined = joined & rule
     return joined

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .dropout import dropped
+from .functions import places
 from .problem import Problem, tile
 
 Array = npt.NDArray[np.float64]
@@ -34,8 +36,8 @@ def _numpy(tensor: Tensor) -> Array:
 def evaluate(problem: Problem, value: Tensor | None = None) -> Reference:
     """Evaluate the contract literally on one problem.
 
-    scores = scale·(q·k) → cap·tanh(s/cap) → + bias → mask; weights = softmax over the visible keys with
-    the sink one more logit in the denominator; output = weights · value over the visible keys.
+    scores = scale·(q·k) → cap·tanh(s/cap) → score function → + bias → mask; weights = softmax over the visible
+    keys with the sink one more logit in the denominator; output = (weights ∘ dropout) · value over the visible keys.
     Time and memory: queries × keys × head_dim, queries × keys.
     """
     group = problem.heads // problem.kv_heads
@@ -48,11 +50,16 @@ def evaluate(problem: Problem, value: Tensor | None = None) -> Reference:
         scores = problem.scale * np.einsum("bhid,bhjd->bhij", query, key)
         if problem.softcap is not None:
             scores = problem.softcap * np.tanh(scores / problem.softcap)
+        if problem.score is not None:
+            at = places(problem, slice(0, problem.queries), slice(0, problem.keys))
+            scores = _numpy(problem.score.apply(torch.from_numpy(scores).to(problem.device), at))
         visible = np.ones(shape, dtype=bool)
         if problem.bias is not None:
             bias = np.broadcast_to(_numpy(problem.pairs(problem.bias, every, every)), shape)
             visible = visible & (bias != -np.inf)
             scores = scores + bias
+        if problem.score is not None:
+            visible = visible & (scores != -np.inf)
         if problem.mask is not None:
             seen = tile(problem.mask, problem, slice(0, problem.queries), slice(0, problem.keys))
             visible = visible & np.broadcast_to(seen.cpu().numpy(), shape)
@@ -70,7 +77,11 @@ def evaluate(problem: Problem, value: Tensor | None = None) -> Reference:
         # A row that sees only scores of −inf has no softmax: 0/0. Only a row that sees nothing is 0.
         lse = np.where(live, np.where(total == 0, np.nan, peak + np.log(total)), -np.inf)
         weights = np.where(visible, raised / total[..., None], 0.0)
-        output = None if value is None else _mix(weights, visible, value, problem)
+        output = None
+        if value is not None:
+            ones = torch.ones(shape, dtype=torch.float64, device=problem.device)
+            stay = dropped(problem, ones, slice(0, problem.queries), slice(0, problem.keys))
+            output = _mix(weights * _numpy(stay), visible, value, problem)
     return Reference(scores, weights, lse, output)
 
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from .. import backends, observe, portable
+from .. import backends, functions, observe, portable
 from ..problem import Problem
 
 
@@ -30,6 +30,10 @@ class Cpu:
     def refuses(self, problem: Problem) -> str | None:
         if problem.query.device.type != "cpu":
             return f"the tensors are on {problem.device}"
+        if problem.score is not None:
+            why = functions.refusal(problem.score.fn, "score")
+            if why is not None:
+                return f"score {functions.named(problem.score.fn)} {why}"
         return None
 
     def plan(self, problem: Problem) -> backends.Plan:

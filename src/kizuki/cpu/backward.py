@@ -16,6 +16,7 @@ from typing import Any
 
 import numba
 
+from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
 from .layout import SLOT
@@ -59,12 +60,12 @@ def scratch_bytes(t: Target, head_panels: int, value_panels: int, bent: bool) ->
 
 def build(t: Target) -> Any:
     """The backward kernel for a target."""
-    bodies = tile.emit(t)
-    pieces, ends = shared.build(t, bodies), softmax.build(t, bodies)
+    products, rows = tile.emit(t), row_bodies.emit(t)
+    pieces, ends = shared.build(t, products, rows), softmax.build(t, rows)
     ranges, span, score_block, drop = pieces.ranges, pieces.span, pieces.score_block, ends.drop
-    scores, mix, mix_turned = bodies.scores, bodies.mix, bodies.mix_turned
-    weigh_row, bend_row = bodies.weigh_row, bodies.bend_row
-    scale_panel = bodies.scale_panel[0]
+    scores, mix, mix_turned = products.scores, products.mix, products.mix_turned
+    weigh_row, bend_row = rows.weigh_row, rows.bend_row
+    scale_panel = rows.scale_panel[0]
     load, store, _, _, real, size = access(t)
     mr, nr, lanes, block_q, block_k = t.mr, t.nr, t.lanes, t.block_q, t.block_k
     stride = 4 * lanes

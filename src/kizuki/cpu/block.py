@@ -5,7 +5,6 @@ Everything here is paid by every call, however small, so it is plain Python on i
 
 from __future__ import annotations
 
-import math
 import struct
 import threading
 from array import array
@@ -65,9 +64,8 @@ class Block:
 
     def fill(self, values: dict[str, int]) -> None:
         """Several slots at once."""
-        slots = self.slots
         for name, value in values.items():
-            slots[_PLACE[name]] = value
+            self.slots[_PLACE[name]] = value
 
     def table(self, name: str, addresses: Table) -> None:
         """Point slot `name` at an int64 array."""
@@ -81,10 +79,9 @@ class Block:
 
     def room(self, name: str, size: int) -> None:
         """`size` bytes of uninitialised working memory for slot `name`, aligned to 64 bytes."""
-        made = self.borrowed.pop(name, None)
+        made = self.borrowed.get(name)
         if made is None or made.numel() < size:
-            made = borrow(name, size)
-        self.borrowed[name] = made
+            made = self.borrowed[name] = borrow(name, size)
         self.slots[_PLACE[name]] = made.data_ptr()
 
     def release(self) -> None:
@@ -124,8 +121,11 @@ def planes(tensor: Tensor, problem: Problem, heads: int) -> Table:
 
     Grouped queries: head h reads head ⌊h·own/heads⌋.
     """
-    axes, start = _axes(tensor, problem, heads), tensor.data_ptr()
-    if math.prod(axis[0] for axis in axes) <= FEW:
+    start, count = tensor.data_ptr(), problem.batch * heads
+    if count == 1:
+        return [start]
+    axes = _axes(tensor, problem, heads)
+    if count <= FEW:
         places = [start]
         for length, own, step in axes:
             if length != 1:
@@ -141,10 +141,19 @@ def planes(tensor: Tensor, problem: Problem, heads: int) -> Table:
 
 def sources(tensor: Tensor, problem: Problem, heads: int) -> tuple[Table, Table]:
     """The planes of a tensor that are different memory, and for each plane `[batch, heads]` which of them it reads."""
-    axes, start = _axes(tensor, problem, heads), tensor.data_ptr()
+    start = tensor.data_ptr()
+    if problem.batch * heads == 1:
+        return [start], [0]
+    axes = _axes(tensor, problem, heads)
     if all(length == own for length, own, _ in axes):
         known = planes(tensor, problem, heads)
         return known, list(range(len(known))) if isinstance(known, list) else np.arange(len(known))
+    if problem.batch * heads <= FEW:
+        places, reads = [start], [0]
+        for length, own, step in axes:
+            places = [place + i * step for place in places for i in range(own)]
+            reads = [n * own + i * own // length for n in reads for i in range(length)]
+        return places, reads
     offsets, of = np.full((1,), start, dtype=np.int64), np.zeros((1,), dtype=np.int64)
     for length, own, step in axes:
         offsets = (offsets[:, None] + np.arange(own, dtype=np.int64) * step).reshape(-1)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..masks import Dense
+from ..masks import Dense, split
 from ..problem import Problem, in_dtype, tile
+from . import custom, launch
 from . import decode as decode_kernel
 from . import forward as forward_kernel
-from . import launch
 from . import read as read_kernel
 from .block import KINDS, Block, pair_planes, planes, sources
 from .target import SPLIT, Target
@@ -88,6 +88,7 @@ def describe(problem: Problem, value: Tensor) -> tuple[Block, Target, Sizes]:
         sinks = in_dtype(problem.sinks.detach(), dtype).repeat(batch).contiguous()
         block.alive["sinks"] = sinks
         block["SINK_TABLE"] = sinks.data_ptr()
+    custom.equip(block, problem)
     return block, target, sizes
 
 
@@ -155,6 +156,7 @@ def read(problem: Problem, lse: Tensor, k: int = 0, received: bool = False) -> R
         block.table("TOP_KEYS_TABLE", keys.data_ptr() + (rank + start) * k * 8)
         block.run("read", target, count * groups, threads)
     block.release()
+    custom.check(block)
     entropy, distance, peak, top_score = stats.unbind(-1)
     wide = problem.keys if received else 0
     return Readings(
@@ -174,7 +176,8 @@ def chunks(problem: Problem) -> Iterator[tuple[int, int]]:
     All of them, unless a mask must be evaluated (not a range, not a tensor) or a bias converted: then so many
     that what is evaluated stays below `CHUNK` entries.
     """
-    plain_mask = problem.residual is None or isinstance(problem.residual, Dense)
+    rest = split(problem.residual)[1]  # a function that is compiled into the kernel needs no evaluating
+    plain_mask = rest is None or isinstance(rest, Dense)
     plain_bias = problem.bias is None or problem.bias.dtype is problem.accumulate_dtype
     step = problem.queries
     if not (plain_mask and plain_bias):
@@ -188,12 +191,14 @@ def chunks(problem: Problem) -> Iterator[tuple[int, int]]:
 
 def forward(problem: Problem, value: Tensor, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`(A @ value, lse)`: `[batch, heads, queries, value_dim]` in `out_dtype`, float64 `[batch, heads, queries]`."""
-    block, target, sizes = describe(problem, value)
     planes_, queries, threads = problem.batch * problem.heads, problem.queries, launch.threads()
     output = torch.empty(problem.batch, problem.heads, queries, value.shape[-1], dtype=out_dtype)
     lse = torch.empty(problem.batch, problem.heads, queries, dtype=torch.float64)
+    if not planes_ * queries:
+        return output, lse
+    block, target, sizes = describe(problem, value)
     block["OUT_KIND"] = KINDS[out_dtype]
-    few = sharedrows_of(problem, value)
+    few = shared_rows(problem, value)
     if few:
         units, splits = planes_ * queries // few, max(1, -(-sizes.blocks // SPLIT))
         partial = decode_kernel.partial_bytes(target, few, sizes.value_panels)
@@ -214,6 +219,7 @@ def forward(problem: Problem, value: Tensor, out_dtype: torch.dtype) -> tuple[Te
         block.table("LSE_TABLE", rows_of(lse, planes_, queries * 8, start * 8))
         block.run(kernel, target, tasks or planes_ * -(-(stop - start) // target.block_q), threads)
     block.release()
+    custom.check(block)
     return output, lse
 
 
@@ -223,15 +229,16 @@ def shared_heads(problem: Problem, value: Tensor) -> int:
     return math.gcd(problem.heads // max(1, problem.kv_heads), problem.heads // max(1, own))
 
 
-def sharedrows_of(problem: Problem, value: Tensor) -> int:
+def shared_rows(problem: Problem, value: Tensor) -> int:
     """How many query rows share each key where the decoder runs the problem; 0 where packing is worth its pass.
 
     A matter of speed alone: both kernels give a row the same bits.
     """
-    queries, lanes = problem.queries, launch.target(problem.accumulate_dtype).lanes
+    queries, target = problem.queries, launch.target(problem.accumulate_dtype)
     if not 0 < queries <= FEW_ROWS:
         return 0
-    if problem.head_dim % lanes or value.shape[-1] % lanes:
+    step = decode_kernel.step_of(target, KINDS[problem.dtype])
+    if problem.head_dim % step or value.shape[-1] % target.lanes:
         return 0
     if problem.key.stride(-1) != 1 or (value.shape[-1] and value.stride(-1) != 1):
         return 0
@@ -241,11 +248,11 @@ def sharedrows_of(problem: Problem, value: Tensor) -> int:
 
 def point(block: Block, problem: Problem, start: int, stop: int) -> None:
     """Aim the block at queries start … stop: shifted addresses, and the mask and bias of those rows."""
-    heads, residual, query = problem.heads, problem.residual, problem.query
+    heads, residual, query = problem.heads, split(problem.residual)[1], problem.query
     block["QUERIES"], block["FIRST_QUERY"] = stop - start, start
     shift = start * query.stride(-2) * query.element_size()
     block.table("QUERY_TABLE", shifted(planes(query, problem, heads), shift))
-    if problem.bounds is not None:
+    if problem.mask is not None and problem.bounds is not None:
         for name, edge in (("FIRST", problem.bounds.first), ("STOP", problem.bounds.stop)):
             edge = edge.contiguous()
             block.alive[f"{name} edge"] = edge

@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
 from .layout import SLOT
@@ -66,6 +67,29 @@ def partial_bytes(t: Target, rows: int, value_panels: int) -> int:
     return -(-padded(t, rows) * (2 + value_panels * t.nr) * t.size // 64) * 64
 
 
+def step_of(t: Target, kind: int) -> int:
+    """The dimensions of a key taken at once; head_dim is a multiple of it."""
+    return 2 * t.lanes if kind == BFLOAT16 else t.lanes
+
+
+def _columns(e: Emit, keys: list[ir.Value], kind: int) -> list[ir.Value]:
+    """The next dimensions of a square of keys, a vector over the keys for each.
+
+    bfloat16 pairs are turned as whole 32-bit words and taken apart afterwards: half the exchanges.
+    """
+    if kind != BFLOAT16:
+        return e.transpose([e.load_kind(k, kind) for k in keys])
+    b, columns = e.b, []
+    pairs = [e.load(e.pointer(k)) for k in keys]
+    for pair in pairs:
+        pair.align = 2  # what a bfloat16 is aligned to
+    for pair in e.transpose(pairs):
+        bits = b.bitcast(pair, e.ints)
+        columns.append(b.bitcast(b.shl(bits, e.const_int(16)), e.vec))
+        columns.append(b.bitcast(b.and_(bits, e.const_int(0xFFFF0000)), e.vec))
+    return columns
+
+
 def _bodies(t: Target) -> Any:
     def dots_for(kind: int, rows: int, squares: int) -> Any:
         """Scores of `rows` queries on `squares` squares of `lanes` keys each."""
@@ -73,7 +97,7 @@ def _bodies(t: Target) -> Any:
 
         @intrinsic
         def dots(typingctx: Any, addresses: Any, queries: Any, dim: Any, out: Any) -> Any:
-            """out[rows][squares·lanes] = queries · keys, the keys at the addresses in a table; dim ≡ 0 mod lanes."""
+            """out[rows][squares·lanes] = queries · keys, the keys at the addresses in a table; dim ≡ 0 mod step_of."""
 
             def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 e = Emit(builder, t)
@@ -88,19 +112,18 @@ def _bodies(t: Target) -> Any:
 
                 def body(d: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
                     step = builder.mul(d, ir.Constant(I64, size))
-                    acc = list(acc)
-                    turned = []
+                    acc, columns = list(acc), []
                     for n in range(squares):
                         own = keys[n * t.lanes : (n + 1) * t.lanes]
-                        turned.append(e.transpose([e.load_kind(builder.add(k, step), kind) for k in own]))
-                    for c in range(t.lanes):
+                        columns.append(_columns(e, [builder.add(k, step) for k in own], kind))
+                    for c in range(len(columns[0])):
                         for r in range(rows):
                             x = e.broadcast(e.at(lines[r], d), c)
                             for n in range(squares):
-                                acc[r * squares + n] = e.fma(x, turned[n][c], acc[r * squares + n])
+                                acc[r * squares + n] = e.fma(x, columns[n][c], acc[r * squares + n])
                     return acc
 
-                sums = e.loop(args[2], t.lanes, [e.const(0.0)] * (rows * squares), body)
+                sums = e.loop(args[2], step_of(t, kind), [e.const(0.0)] * (rows * squares), body)
                 for r in range(rows):
                     for n in range(squares):
                         e.store(sums[r * squares + n], out, r * t.block_k + n * t.lanes)
@@ -227,8 +250,8 @@ def _bodies(t: Target) -> Any:
 
 def build(t: Target) -> Any:
     """The decoding kernel for a target."""
-    bodies = tile.emit(t)
-    pieces, ends = shared.build(t, bodies), softmax.build(t, bodies)
+    products, rows = tile.emit(t), row_bodies.emit(t)
+    pieces, ends = shared.build(t, products, rows), softmax.build(t, rows)
     pack_query, shape_row, shapes_rows, sees = (
         pieces.pack_query,
         pieces.shape_row,
@@ -236,8 +259,8 @@ def build(t: Target) -> Any:
         pieces.sees,
     )
     join, finish, drop, note_seen = ends.join, ends.finish, ends.drop, ends.note_seen
-    row_max, raise_row, fold_total = bodies.row_max, bodies.raise_row, bodies.fold_total
-    scale_row, scale_vector, exp_one = bodies.scale_row, bodies.scale_vector, bodies.exp_one
+    row_max, raise_row, fold_total = rows.row_max, rows.raise_row, rows.fold_total
+    scale_row, scale_vector, exp_one = rows.scale_row, rows.scale_vector, rows.exp_one
     dots, mix = _bodies(t)
     load, store, load_kind, _, real, size = access(t)
     nr, lanes, block_k, few = t.nr, t.lanes, t.block_k, t.few

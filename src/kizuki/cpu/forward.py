@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
 from .layout import SLOT
@@ -37,15 +38,14 @@ def scratch_bytes(t: Target, head_dim: int, value_panels: int) -> int:
 
 def build(t: Target) -> Any:
     """The forward kernel for a target."""
-    bodies = tile.emit(t)
-    pieces = shared.build(t, bodies)
-    ends = softmax.build(t, bodies)
+    products, rows = tile.emit(t), row_bodies.emit(t)
+    pieces, ends = shared.build(t, products, rows), softmax.build(t, rows)
     pack_query, ranges, span, score_block = pieces.pack_query, pieces.ranges, pieces.span, pieces.score_block
     sees, join, finish, drop = pieces.sees, ends.join, ends.finish, ends.drop
     note_seen, add_odd = ends.note_seen, ends.add_odd
-    mix, row_max, raise_row = bodies.mix, bodies.row_max, bodies.raise_row
-    fold_total, scale_vector, exp_one = bodies.fold_total, bodies.scale_vector, bodies.exp_one
-    scale_row = bodies.scale_row
+    mix, row_max, raise_row = products.mix, rows.row_max, rows.raise_row
+    fold_total, scale_vector, exp_one = rows.fold_total, rows.scale_vector, rows.exp_one
+    scale_row = rows.scale_row
     load, store, _, _, real, size = access(t)
     mr, nr, lanes, block_q, block_k = t.mr, t.nr, t.lanes, t.block_q, t.block_k
     stride = 4 * lanes  # what row_max and raise_row step by

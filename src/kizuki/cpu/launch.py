@@ -117,14 +117,10 @@ def _call(address: int) -> Any:
 
 
 @lru_cache(maxsize=4)
-def _target(forced: str | None, double: bool) -> Target:
-    chosen = select()
-    return chosen.double if double else chosen
-
-
 def target(dtype: torch.dtype = torch.float32) -> Target:
     """The target of this process for kernels that compute in `dtype`."""
-    return _target(os.environ.get("KIZUKI_TARGET"), dtype is torch.float64)
+    chosen = select()
+    return chosen.double if dtype is torch.float64 else chosen
 
 
 __all__ = ["kernel", "layer", "openmp", "run", "target", "threads"]

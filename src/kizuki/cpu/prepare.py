@@ -14,6 +14,7 @@ from typing import Any
 
 import numba
 
+from . import rows as row_bodies
 from . import scores as shared
 from . import tile
 from .layout import SLOT
@@ -40,7 +41,7 @@ GRAD_ROWS, GRAD_COLUMNS = S["GRAD_ROWS"], S["GRAD_COLUMNS"]
 def build(t: Target) -> Any:
     """The kernel for a target: one task a key block of a key plane, of a value plane, a query block of a plane."""
     turned, straight = panels(t)
-    pack_query = shared.build(t, tile.emit(t)).pack_query
+    pack_query = shared.build(t, tile.emit(t), row_bodies.emit(t)).pack_query
     _, store, load_kind, _, real, size = access(t)
     nr, block_q, block_k = t.nr, t.block_q, t.block_k
     infinity = real(math.inf)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numba
 
+from . import rows as row_bodies
 from . import scores as shared
 from . import tile
 from .layout import SLOT
@@ -34,11 +35,11 @@ def scratch_bytes(t: Target, head_dim: int) -> int:
 
 def build(t: Target) -> Any:
     """The reading kernel for a target."""
-    bodies = tile.emit(t)
-    pieces = shared.build(t, bodies)
+    rows = row_bodies.emit(t)
+    pieces = shared.build(t, tile.emit(t), rows)
     pack_query, ranges, span, score_block = pieces.pack_query, pieces.ranges, pieces.span, pieces.score_block
-    any_above, read_row, add_columns = bodies.any_above, bodies.read_row, bodies.add_columns
-    fold_total, fold_largest = bodies.fold_total, bodies.fold_largest
+    any_above, read_row, add_columns = rows.any_above, rows.read_row, rows.add_columns
+    fold_total, fold_largest = rows.fold_total, rows.fold_largest
     mr, lanes, block_q, block_k = t.mr, t.lanes, t.block_q, t.block_k
     load, store, _, _, real, size = access(t)
     stride = 4 * lanes

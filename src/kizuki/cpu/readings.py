@@ -73,7 +73,8 @@ def _pool_mass(problem: Problem, statistic: observe.Pool) -> None:
 def _counts_pairs(problem: Problem, statistic: observe.Statistic) -> bool:
     """Whether it must count visible pairs that no range of keys describes."""
     counts = isinstance(statistic, observe.Received) and statistic.seen is not None
-    return counts and (problem.residual is not None or problem.bias is not None)
+    unranged = problem.residual is not None or problem.bias is not None or problem.score is not None
+    return counts and unranged
 
 
 def _give(problem: Problem, lse: Tensor, readings: call.Readings, statistic: observe.Statistic) -> None:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numba
 
 from .layout import SLOT
+from .rows import Rows
 from .simd import BFLOAT16, PLAIN, access, call_row, load_f64, load_i64, load_u8, store_i64
 from .target import Target
-from .tile import Bodies
+from .tile import Products
 
 S = SLOT
 KEYS, HEAD_DIM, KIND = S["KEYS"], S["HEAD_DIM"], S["KIND"]
@@ -38,10 +39,11 @@ class Scores(NamedTuple):
     sees: Any
 
 
-def build(t: Target, bodies: Bodies) -> Scores:
+def build(t: Target, products: Products, rows: Rows) -> Scores:
     """The pieces for a target."""
-    scores, cap_row = bodies.scores, bodies.cap_row
-    scale_plain, scale_bfloat16, scale_float16 = bodies.scale_panel
+    scores, cap_row = products.scores, rows.cap_row
+    add_vectors, hide_vectors = rows.add_bias, rows.hide
+    scale_plain, scale_bfloat16, scale_float16 = rows.scale_panel
     load, store, load_kind, _, real, size = access(t)
     mr, nr, lanes, block_k = t.mr, t.nr, t.lanes, t.block_k
     stride = 4 * lanes  # columns that the row bodies step by
@@ -76,14 +78,13 @@ def build(t: Target, bodies: Bodies) -> Scores:
         bias = (
             load_i64(load_i64(args + BIAS_TABLE) + 8 * plane) + query * load_i64(args + BIAS_ROW) + key * step
         )
-        if step == size:
-            for c in range(first, stop):
-                x = load(bias + c * size)
-                store(row + c * size, neg_inf if x == neg_inf else load(row + c * size) + x)
-        else:
-            for c in range(first, stop):
-                x = load(bias + c * step)
-                store(row + c * size, neg_inf if x == neg_inf else load(row + c * size) + x)
+        at = first
+        if step == size and stop - first >= lanes:
+            add_vectors(row + first * size, bias + first * size, (stop - first) // lanes)
+            at += (stop - first) // lanes * lanes
+        for c in range(at, stop):
+            x = load(bias + c * step)
+            store(row + c * size, neg_inf if x == neg_inf else load(row + c * size) + x)
 
     @numba.njit(error_model="numpy")
     def hide(args: int, plane: int, query: int, key: int, first: int, stop: int, row: int) -> None:
@@ -92,14 +93,13 @@ def build(t: Target, bodies: Bodies) -> Scores:
         seen = (
             load_i64(load_i64(args + MASK_TABLE) + 8 * plane) + query * load_i64(args + MASK_ROW) + key * step
         )
-        if step == 1:
-            for c in range(first, stop):
-                x = load(row + c * size)
-                store(row + c * size, neg_inf if load_u8(seen + c) == 0 else x)
-        else:
-            for c in range(first, stop):
-                if load_u8(seen + c * step) == 0:
-                    store(row + c * size, neg_inf)
+        at = first
+        if step == 1 and stop - first >= lanes:
+            hide_vectors(row + first * size, seen + first, (stop - first) // lanes)
+            at += (stop - first) // lanes * lanes
+        for c in range(at, stop):
+            if load_u8(seen + c * step) == 0:
+                store(row + c * size, neg_inf)
 
     @numba.njit(error_model="numpy")
     def sees(args: int, plane: int, query: int, spare: int) -> bool:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numba
 
 from .layout import SLOT
+from .rows import Rows
 from .simd import BFLOAT16, PLAIN, access, load_f64, load_i64, load_u8, store_f64, store_u8
 from .target import Target
-from .tile import Bodies
 
 S = SLOT
 VALUE_KIND, OUT_KIND, KEYS, VALUE_DIM = S["VALUE_KIND"], S["OUT_KIND"], S["KEYS"], S["VALUE_DIM"]
@@ -43,10 +43,10 @@ class Softmax(NamedTuple):
     add_odd: Any
 
 
-def build(t: Target, bodies: Bodies) -> Softmax:
+def build(t: Target, rows: Rows) -> Softmax:
     """The pieces for a target."""
-    exp_one, merge_row, drop_row = bodies.exp_one, bodies.merge_row, bodies.drop_row
-    finish_plain, finish_bfloat16, finish_float16 = bodies.finish_panel
+    exp_one, merge_row, drop_row = rows.exp_one, rows.merge_row, rows.drop_row
+    finish_plain, finish_bfloat16, finish_float16 = rows.finish_panel
     load, store, load_kind, store_kind, real, size = access(t)
     nr, block_q, block_k = t.nr, t.block_q, t.block_k
     neg_inf, zero = real(-math.inf), real(0.0)

@@ -29,7 +29,6 @@ from .simd import (
     fma_one,
     load_i64,
     load_u8,
-    prefetch,
     store_i64,
     take_last,
     take_ticket,
@@ -67,6 +66,13 @@ def partial_bytes(t: Target, rows: int, value_panels: int) -> int:
     return -(-padded(t, rows) * (2 + value_panels * t.nr) * t.size // 64) * 64
 
 
+def _entry(e: Emit, table: ir.Value, index: ir.Value) -> ir.Value:
+    """An address out of a table."""
+    address = e.b.load(e.b.gep(table, [index]))
+    address.align = 8
+    return address
+
+
 def step_of(t: Target, kind: int) -> int:
     """The dimensions of a key taken at once; head_dim is a multiple of it."""
     return 2 * t.lanes if kind == BFLOAT16 else t.lanes
@@ -96,23 +102,36 @@ def _bodies(t: Target) -> Any:
         size = t.size if kind == PLAIN else 2
 
         @intrinsic
-        def dots(typingctx: Any, addresses: Any, queries: Any, dim: Any, out: Any) -> Any:
-            """out[rows][squares·lanes] = queries · keys, the keys at the addresses in a table; dim ≡ 0 mod step_of."""
+        def dots(
+            typingctx: Any, addresses: Any, queries: Any, dim: Any, out: Any, ahead: Any, dense: Any
+        ) -> Any:
+            """out[rows][squares·lanes] = queries · keys, the keys at the addresses in a table; dim ≡ 0 mod step_of.
+
+            Meanwhile what is at the addresses in the table `ahead` is asked for, a few lines a step: a processor drops
+            prefetches that come faster than memory. Where those rows are `dense`, one after the other, in the
+            order of memory, which its own prefetcher then follows.
+            """
 
             def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 e = Emit(builder, t)
                 table = builder.inttoptr(args[0], I64.as_pointer())
-                keys = []
-                for n in range(squares * t.lanes):
-                    address = builder.load(builder.gep(table, [ir.Constant(I64, n)]))
-                    address.align = 8
-                    keys.append(address)
+                keys = [_entry(e, table, ir.Constant(I64, n)) for n in range(squares * t.lanes)]
+                later = builder.inttoptr(args[4], I64.as_pointer())
+                dense = builder.icmp_signed("!=", args[5], ir.Constant(I64, 0))
                 q, out = e.pointer(args[1]), e.pointer(args[3])
                 lines = [e.at(q, builder.mul(args[2], ir.Constant(I64, r))) for r in range(rows)]
 
                 def body(d: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
                     step = builder.mul(d, ir.Constant(I64, size))
                     acc, columns = list(acc), []
+                    for n in range(0, squares * t.lanes * step_of(t, kind) * size, 64):
+                        far = builder.add(
+                            builder.mul(step, ir.Constant(I64, squares * t.lanes)), ir.Constant(I64, n)
+                        )
+                        straight = builder.add(_entry(e, later, ir.Constant(I64, 0)), far)
+                        own = ir.Constant(I64, n // 64 % (squares * t.lanes))
+                        apart = builder.add(_entry(e, later, own), step)
+                        e.prefetch(builder.select(dense, straight, apart))
                     for n in range(squares):
                         own = keys[n * t.lanes : (n + 1) * t.lanes]
                         columns.append(_columns(e, [builder.add(k, step) for k in own], kind))
@@ -129,7 +148,7 @@ def _bodies(t: Target) -> Any:
                         e.store(sums[r * squares + n], out, r * t.block_k + n * t.lanes)
                 return context.get_dummy_value()
 
-            return types.void(*[types.int64] * 4), codegen
+            return types.void(*[types.int64] * 6), codegen
 
         return dots
 
@@ -139,21 +158,36 @@ def _bodies(t: Target) -> Any:
 
         @intrinsic
         def mix(
-            typingctx: Any, addresses: Any, weights: Any, count: Any, column: Any, out: Any, row: Any
+            typingctx: Any,
+            addresses: Any,
+            weights: Any,
+            count: Any,
+            column: Any,
+            out: Any,
+            row: Any,
+            ahead: Any,
+            dense: Any,
         ) -> Any:
             """out[r] += Σ_j weights[r][j] · values[j][column …], keys in order; rows of `out` `row` numbers apart."""
 
             def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 e = Emit(builder, t)
                 table = builder.inttoptr(args[0], I64.as_pointer())
+                ahead = builder.inttoptr(args[6], I64.as_pointer())
+                dense = builder.icmp_signed("!=", args[7], ir.Constant(I64, 0))
                 p, out = e.pointer(args[1]), e.at(e.pointer(args[4]), args[3])
                 step = builder.mul(args[3], ir.Constant(I64, size))
                 lines = [e.at(out, builder.mul(args[5], ir.Constant(I64, r))) for r in range(rows)]
 
                 def body(j: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
-                    address = builder.load(builder.gep(table, [j]))
-                    address.align = 8
-                    start = builder.add(address, step)
+                    start = builder.add(_entry(e, table, j), step)
+                    wide = vectors * t.lanes * size
+                    far = builder.add(builder.mul(args[2], step), builder.mul(j, ir.Constant(I64, wide)))
+                    for line in range(0, wide, 64):
+                        straight = builder.add(_entry(e, ahead, ir.Constant(I64, 0)), far)
+                        apart = builder.add(_entry(e, ahead, j), step)
+                        place = builder.select(dense, straight, apart)
+                        e.prefetch(builder.add(place, ir.Constant(I64, line)))
                     columns = [
                         e.load_kind(builder.add(start, ir.Constant(I64, v * t.lanes * size)), kind)
                         for v in range(vectors)
@@ -171,7 +205,7 @@ def _bodies(t: Target) -> Any:
                         e.store(done[r * vectors + v], lines[r], v * t.lanes)
                 return context.get_dummy_value()
 
-            return types.void(*[types.int64] * 6), codegen
+            return types.void(*[types.int64] * 8), codegen
 
         return mix
 
@@ -185,39 +219,51 @@ def _bodies(t: Target) -> Any:
         mix_one, mix_one_one = mix_for(kind, 1, 4), mix_for(kind, 1, 1)
 
         @numba.njit(error_model="numpy")
-        def dots(addresses: int, packed: int, rows: int, dim: int, columns: int, grid: int) -> None:
+        def dots(
+            addresses: int, packed: int, rows: int, dim: int, columns: int, grid: int, ahead: int, dense: int
+        ) -> None:
             if rows == 1:
                 c = 0
                 while c + 2 * lanes <= columns:
-                    dots_two(addresses + c * 8, packed, dim, grid + c * size)
+                    dots_two(addresses + c * 8, packed, dim, grid + c * size, ahead + c * 8, dense)
                     c += 2 * lanes
                 if c < columns:
-                    dots_one(addresses + c * 8, packed, dim, grid + c * size)
+                    dots_one(addresses + c * 8, packed, dim, grid + c * size, ahead + c * 8, dense)
             else:
                 for c in range(0, columns, lanes):
                     for r in range(0, rows, few):
                         out = grid + (r * block_k + c) * size
-                        dots_few(addresses + c * 8, packed + r * dim * size, dim, out)
+                        dots_few(addresses + c * 8, packed + r * dim * size, dim, out, ahead + c * 8, dense)
 
         @numba.njit(error_model="numpy")
-        def mix(addresses: int, grid: int, rows: int, count: int, dim: int, sums: int, row: int) -> None:
+        def mix(
+            addresses: int,
+            grid: int,
+            rows: int,
+            count: int,
+            dim: int,
+            sums: int,
+            row: int,
+            ahead: int,
+            dense: int,
+        ) -> None:
             if rows == 1:
                 c = 0
                 while c + 4 * lanes <= dim:
-                    mix_one(addresses, grid, count, c, sums, row)
+                    mix_one(addresses, grid, count, c, sums, row, ahead, dense)
                     c += 4 * lanes
                 while c < dim:
-                    mix_one_one(addresses, grid, count, c, sums, row)
+                    mix_one_one(addresses, grid, count, c, sums, row, ahead, dense)
                     c += lanes
             else:
                 for r in range(0, rows, few):
                     here, out = grid + r * block_k * size, sums + r * row * size
                     c = 0
                     while c + wide * lanes <= dim:
-                        mix_few(addresses, here, count, c, out, row)
+                        mix_few(addresses, here, count, c, out, row, ahead, dense)
                         c += wide * lanes
                     while c < dim:
-                        mix_few_one(addresses, here, count, c, out, row)
+                        mix_few_one(addresses, here, count, c, out, row, ahead, dense)
                         c += lanes
 
         return dots, mix
@@ -226,24 +272,43 @@ def _bodies(t: Target) -> Any:
     (dots_0, mix_0), (dots_1, mix_1), (dots_2, mix_2) = made if len(made) == 3 else made * 3
 
     @numba.njit(error_model="numpy")
-    def dots(kind: int, addresses: int, packed: int, rows: int, dim: int, columns: int, grid: int) -> None:
+    def dots(
+        kind: int,
+        addresses: int,
+        packed: int,
+        rows: int,
+        dim: int,
+        columns: int,
+        grid: int,
+        ahead: int,
+        dense: int,
+    ) -> None:
         if kind == PLAIN:
-            dots_0(addresses, packed, rows, dim, columns, grid)
+            dots_0(addresses, packed, rows, dim, columns, grid, ahead, dense)
         elif kind == BFLOAT16:
-            dots_1(addresses, packed, rows, dim, columns, grid)
+            dots_1(addresses, packed, rows, dim, columns, grid, ahead, dense)
         else:
-            dots_2(addresses, packed, rows, dim, columns, grid)
+            dots_2(addresses, packed, rows, dim, columns, grid, ahead, dense)
 
     @numba.njit(error_model="numpy")
     def mix(
-        kind: int, addresses: int, grid: int, rows: int, count: int, dim: int, sums: int, row: int
+        kind: int,
+        addresses: int,
+        grid: int,
+        rows: int,
+        count: int,
+        dim: int,
+        sums: int,
+        row: int,
+        ahead: int,
+        dense: int,
     ) -> None:
         if kind == PLAIN:
-            mix_0(addresses, grid, rows, count, dim, sums, row)
+            mix_0(addresses, grid, rows, count, dim, sums, row, ahead, dense)
         elif kind == BFLOAT16:
-            mix_1(addresses, grid, rows, count, dim, sums, row)
+            mix_1(addresses, grid, rows, count, dim, sums, row, ahead, dense)
         else:
-            mix_2(addresses, grid, rows, count, dim, sums, row)
+            mix_2(addresses, grid, rows, count, dim, sums, row, ahead, dense)
 
     return dots, mix
 
@@ -284,13 +349,6 @@ def build(t: Target) -> Any:
         first = load_i64(out)
         for c in range(count, block_k):
             store_i64(out + c * 8, first)
-
-    @numba.njit(error_model="numpy")
-    def fetch(addresses: int, count: int, length: int) -> None:
-        for c in range(count):
-            here = load_i64(addresses + c * 8)
-            for at in range(0, length, 64):
-                prefetch(here + at)
 
     @numba.njit(error_model="numpy")
     def any_odd(addresses: int, count: int, dim: int, kind: int, width: int) -> bool:
@@ -334,10 +392,12 @@ def build(t: Target) -> Any:
         )
         group, splits = load_i64(args + GROUP), load_i64(args + SPLITS)
         kind, value_kind = load_i64(args + KIND), load_i64(args + VALUE_KIND)
-        key_size = size if kind == PLAIN else 2
         value_size = size if value_kind == PLAIN else 2
         out_size = size if load_i64(args + OUT_KIND) == PLAIN else 2
         key_row, value_row = load_i64(args + KEY_ROW), load_i64(args + VALUE_ROW)
+        no_pages = load_i64(args + PAGES_TABLE) == 0
+        keys_dense = 1 if no_pages and key_row == dim * (size if kind == PLAIN else 2) else 0
+        values_dense = 1 if no_pages and value_row == value_dim * value_size else 0
         partial, partial_size = load_i64(args + PARTIAL), load_i64(args + PARTIAL_BYTES)
         rows = group * queries
         whole = rows if rows == 1 else (rows + few - 1) // few * few
@@ -414,13 +474,9 @@ def build(t: Target) -> Any:
                         next_at,
                     )
                 locate(args, lead, value_source, value_row, load_i64(args + VALUE_PAGE), key, count, value_at)
-                # While a stretch of keys is in the arithmetic, its values and the next block's keys are on the way.
-                for c in range(0, count, 2 * lanes):
-                    some = min(2 * lanes, count - c)
-                    fetch(value_at + c * 8, some, value_dim * value_size)
-                    fetch(next_at + c * 8, min(some, after - c), dim * key_size)
-                    columns = (some + lanes - 1) // lanes * lanes
-                    dots(kind, key_at + c * 8, packed, whole, dim, columns, grid + c * size)
+                # While keys are in the arithmetic, their values are on the way, and with the values the next keys.
+                columns = (count + lanes - 1) // lanes * lanes
+                dots(kind, key_at, packed, whole, dim, columns, grid, value_at, values_dense)
                 hides = shaped
                 if firsts != 0:
                     for r in range(rows):
@@ -474,7 +530,19 @@ def build(t: Target) -> Any:
                             row_size,
                         )
                     else:
-                        mix(value_kind, value_at, grid, whole, count, value_dim, sums, row_size)
+                        ahead = next_at if after > 0 else key_at
+                        mix(
+                            value_kind,
+                            value_at,
+                            grid,
+                            whole,
+                            count,
+                            value_dim,
+                            sums,
+                            row_size,
+                            ahead,
+                            keys_dense,
+                        )
                 key_at, next_at = next_at, key_at
                 key += block_k
             for r in range(rows):

@@ -195,6 +195,15 @@ class Emit:
         done = self.b.store(value, self.b.bitcast(self.at(pointer, index), self.vec.as_pointer()))
         done.align = self.real.size
 
+    def prefetch(self, address: ir.Value) -> None:
+        """Ask for the cache line at a byte address; never faults."""
+        byte, name = I8.as_pointer(), "llvm.prefetch.p0i8"
+        known = self.b.module.globals.get(name)
+        if known is None:
+            known = ir.Function(self.b.module, ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32]), name)
+        how = [ir.Constant(I32, n) for n in (0, 3, 1)]  # to read, into every level, data
+        self.b.call(known, [self.b.inttoptr(address, byte), *how])
+
     def broadcast(self, pointer: ir.Value, index: ir.Value | int) -> ir.Value:
         scalar = self.b.load(self.at(pointer, index))
         scalar.align = self.real.size
@@ -417,23 +426,6 @@ def take_last(typingctx: Any, address: Any) -> Any:
         return builder.atomic_rmw("add", pointer, ir.Constant(I64, 1), "acq_rel")
 
     return types.int64(types.int64), codegen
-
-
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at an address; never faults."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte = I8.as_pointer()
-        known = builder.module.globals.get("llvm.prefetch.p0i8")
-        if known is None:
-            kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
-            known = ir.Function(builder.module, kind, "llvm.prefetch.p0i8")
-        how = [ir.Constant(I32, n) for n in (0, 3, 1)]  # to read, into every level, data
-        builder.call(known, [builder.inttoptr(args[0], byte), *how])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
 
 
 @intrinsic

@@ -335,9 +335,6 @@ class AttentionMatrix:
         own = functions.described(problem)
         if own:
             plan = replace(plan, why=f"{plan.why}; {own}")
-        tensors = (problem.query, problem.key, problem.bias, problem.sinks)
-        if plan.backend != "portable" and any(t is not None and t.requires_grad for t in tensors):
-            return replace(plan, why=f"{plan.why}; its gradients are computed by the portable backend")
         return plan
 
     def visible_range(self) -> tuple[Tensor, Tensor] | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import backends, portable
 from ..problem import Problem, in_dtype
 from . import backward as kernel
-from . import launch
+from . import custom, launch
 from .block import KINDS, Block
 from .call import chunks, describe, point, rows_of, scratch, shared_heads
 
@@ -54,7 +54,7 @@ def _run(
     units, groups = count // group, max(1, min(KEY_GROUPS, sizes.blocks // 8))
     head_dim, value_dim, nr, block_q = problem.head_dim, value.shape[-1], target.nr, target.block_q
     # A cap or a function of the score bends it, and needs one more grid for its slope.
-    bent = problem.softcap is not None or getattr(problem, "score", None) is not None
+    bent = problem.softcap is not None or problem.score is not None
     scratch(block, threads, kernel.scratch_bytes(target, sizes.head_panels, sizes.value_panels, bent))
     odd = torch.zeros(1, dtype=torch.int64)
     block.fill(
@@ -112,6 +112,7 @@ def _run(
             query.append(part.reshape(batch, heads, stop - start, head_dim))
         by_key = {name: part + by_key[name] if name in by_key else part for name, part in made.items()}
     block.release()
+    custom.check(block)
     own = value.shape[-3] if value.dim() > 2 else 1
     return portable.Gradients(
         query=torch.cat(query, 2) if query else None,

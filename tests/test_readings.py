@@ -514,10 +514,9 @@ def test_observe_must_be_an_observe(backend: str) -> None:
         kizuki.attention(x, x, x, backend=backend, observe=True)  # type: ignore[call-overload]
 
 
-def test_the_plan_says_who_computes_the_gradients(backend: str) -> None:
+def test_the_plan_is_the_same_with_gradients(backend: str) -> None:
+    """Each backend computes the first gradients of what it computed, so there is nobody else to name."""
     q, k = torch.randn(2, 1, 2, 5, 4).unbind(0)
-    assert "gradients" not in str(kizuki.attend(q, k, backend=backend).plan())
-    said = "gradients are computed by the portable" in str(
-        kizuki.attend(q.requires_grad_(), k, backend=backend).plan()
-    )
-    assert said == (backend != "portable")
+    plan = str(kizuki.attend(q, k, backend=backend).plan())
+    assert str(kizuki.attend(q.requires_grad_(), k, backend=backend).plan()) == plan
+    assert plan.startswith(backend)

@@ -45,12 +45,13 @@ __all__ = [
     "attention",
     "check",
     "masks",
+    "nn",
     "record",
     "scaled_dot_product_attention",
 ]
 
 if TYPE_CHECKING:
-    from . import masks
+    from . import masks, nn
     from .accuracy import Report, check
     from .errors import KizukiTypeError, OptionError, ShapeError, SizeError
     from .models.record import record
@@ -60,8 +61,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "masks":
-        return import_module(".masks", __name__)
+    if name in ("masks", "nn"):
+        return import_module(f".{name}", __name__)
     if name in _HOME:
         return globals().setdefault(name, getattr(import_module(f".{_HOME[name]}", __name__), name))
     raise AttributeError(f"module 'kizuki' has no attribute {name!r}")

@@ -405,7 +405,7 @@ def _first_line(error: BaseException) -> str:
 
 def described(problem: Problem) -> str:
     """How the user's functions of a problem run, for `A.plan()`; empty where there are none."""
-    from .masks import functions_of
+    from .mask import functions_of
 
     parts = []
     asked = [("masks.where", "mask", fn) for fn in functions_of(problem.mask)]

@@ -24,7 +24,7 @@ from .backends import Portable, choose
 from .differentiable import Recipe, evaluate, one_by_one, pullback
 from .dropout import SEEDS
 from .errors import OptionError, ShapeError, show
-from .masks import Mask
+from .mask import Mask
 from .problem import Problem, build, check_value, join_masks
 from .rules import decode, encode
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from . import autograd, backends, functions, indexing, library, observe, portable
 from .dropout import draw
 from .errors import KizukiTypeError, OptionError, ShapeError, SizeError, show
-from .masks import Mask, functions_of
+from .mask import Mask, functions_of
 from .observation import Observation, Observe
 from .observation import observe as observe_all
-from .problem import Problem, build, check_operand, check_value, widened
+from .problem import Problem, build, check_value, widened
+from .products import Product, Transposed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -609,49 +610,3 @@ def _check_reading(problem: Problem, name: str, *arguments: Any) -> None:
 
 def _is_whole(n: object) -> bool:
     return isinstance(n, int) and not isinstance(n, bool)
-
-
-class Transposed:
-    """Aᵀ, `[..., heads, keys, queries]`; only its product with a tensor is ever formed."""
-
-    def __init__(self, matrix: AttentionMatrix) -> None:
-        self.matrix = matrix
-
-    @property
-    def T(self) -> AttentionMatrix:
-        return self.matrix
-
-    @property
-    def shape(self) -> torch.Size:
-        *lead, queries, keys = self.matrix.shape
-        return torch.Size((*lead, keys, queries))
-
-    def __matmul__(self, y: Tensor) -> Tensor:
-        """`Aᵀ y` = Σ_i a_ij y_i for each key, `[..., heads, keys, width]`; y is `[..., heads, queries, width]`."""
-        problem = self.matrix.problem
-        check_operand(problem, y, problem.queries, "queries", "y", "A.T @ y")
-        with torch.no_grad():
-            y, restore = widened(problem, y)
-            result = portable.transposed(problem, self.matrix._torch_lse(), problem.flat(y))
-        return restore(result.reshape(problem.result_shape(problem.keys, y.shape[-1])))
-
-
-class Product:
-    """`left @ right`, a product of matrices none of which is stored; `@ x` runs right to left."""
-
-    def __init__(self, left: AttentionMatrix | Product, right: AttentionMatrix | Product) -> None:
-        if left.shape[-1] != right.shape[-2]:
-            raise ShapeError(
-                f"A2 @ A1: A2 has {left.shape[-1]} keys but A1 has {right.shape[-2]} queries; the axes must meet "
-                f"(A2 {list(left.shape)}, A1 {list(right.shape)})"
-            )
-        self.left, self.right = left, right
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((*self.left.shape[:-1], self.right.shape[-1]))
-
-    def __matmul__(self, other: Tensor | AttentionMatrix | Product) -> Any:
-        if isinstance(other, (AttentionMatrix, Product)):
-            return Product(self, other)
-        return self.left @ (self.right @ other)

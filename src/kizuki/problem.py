@@ -18,9 +18,10 @@ from torch import Tensor
 
 from . import functions, masks, rules
 from .errors import KizukiTypeError, OptionError, ShapeError, show
+from .mask import as_mask
 
 if TYPE_CHECKING:
-    from .masks import Bounds, Mask
+    from .mask import Bounds, Mask
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -465,7 +466,7 @@ def join_masks(
     """The one mask that `mask`, `causal` and `window` make together; None where there is none."""
     parts: list[Mask] = []
     if mask is not None:
-        parts.append(masks.as_mask(mask, caller))
+        parts.append(as_mask(mask, caller))
     if not isinstance(causal, bool):
         raise KizukiTypeError(
             f"{caller}: causal is a {type(causal).__name__} but must be True or False; an alignment goes into "

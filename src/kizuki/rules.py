@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from .errors import OptionError
-from .masks import Align, And, Causal, Dense, Documents, Keys, Lengths, Mask, Not, Or, Where, Window
+from .mask import Align, And, Causal, Dense, Documents, Keys, Lengths, Mask, Not, Or, Where, Window
 
 if TYPE_CHECKING:
     from .problem import Problem

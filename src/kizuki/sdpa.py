@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .errors import KizukiTypeError, OptionError, ShapeError, show
-from .masks import Mask
+from .mask import Mask
 from .masks import causal as causal_mask
 from .operator import attention, autocast
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..masks import Dense, split
+from ..mask import Dense, split
 from ..problem import Problem, in_dtype, tile
 from . import custom, launch
 from . import decode as decode_kernel

@@ -37,7 +37,7 @@ from torch import Tensor
 from ..dropout import below, factor
 from ..errors import OptionError
 from ..functions import ARGUMENTS, DTYPES, Node, Survey, Unfit, named, survey
-from ..masks import split
+from ..mask import split
 from ..problem import Problem
 from . import launch, torchlike
 from .block import Block

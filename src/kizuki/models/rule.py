@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..masks import Mask
+    from ..mask import Mask
 
 Rows = Callable[[int, int], Tensor]  # (start, stop) -> visible, bool [1|batch, 1|heads, stop - start, keys]
 

@@ -205,7 +205,8 @@ def build(t: Target) -> Any:
                     count = min(block_k, keys - key)
                     clear(key_sums, spans)
                     for plane in range(unit * group, (unit + 1) * group):
-                        key_place = load_i64(load_i64(args + KEY_TABLE) + 8 * plane) * blocks + block
+                        key_plane = load_i64(load_i64(args + KEY_TABLE) + 8 * plane)
+                        key_place = key_plane * blocks + block
                         value_place = load_i64(load_i64(args + VALUE_TABLE) + 8 * plane) * blocks + block
                         key_columns = (
                             load_i64(args + KEY_COLUMNS) + key_place * full_width * panels * nr * size
@@ -227,7 +228,9 @@ def build(t: Target) -> Any:
                             if filled:
                                 for at in range(rows * block_k):
                                     store(slopes + at * size, one)
-                            score_block(args, plane, start, rows, query_rows, block, spans, grid, slopes)
+                            score_block(
+                                args, plane, start, rows, query_rows, block, spans, grid, slopes, key_plane
+                            )
                             for c in range(0, min(full_width, count), nr):
                                 for p in range(row_panels):
                                     first, stop = span(args, spans, p, key, count)

@@ -92,12 +92,18 @@ def describe(problem: Problem, value: Tensor) -> tuple[Block, Target, Sizes]:
     return block, target, sizes
 
 
-def pack(block: Block, target: Target, sizes: Sizes, head_dim: int, threads: int) -> None:
-    """Keys and values into panels."""
+def pack(
+    block: Block, target: Target, sizes: Sizes, head_dim: int, threads: int, fused: bool = False
+) -> None:
+    """Keys and values into panels; `fused`: only the room for them, one key block for each thread."""
     wide = target.size * sizes.blocks * sizes.width
-    block.room("KEY_PACKED", wide * sizes.key_planes * head_dim)
-    block.room("VALUE_PACKED", wide * sizes.value_planes * sizes.value_panels * target.nr)
-    block.room("VALUE_ODD", sizes.value_planes * sizes.blocks)
+    keys, values = (threads, threads) if fused else (sizes.key_planes, sizes.value_planes)
+    block.room("KEY_PACKED", wide * keys * head_dim)
+    block.room("VALUE_PACKED", wide * values * sizes.value_panels * target.nr)
+    block.room("VALUE_ODD", values * sizes.blocks)
+    block["FUSED"] = int(fused)
+    if fused:
+        return
     block.run("pack", target, (sizes.key_planes + sizes.value_planes) * sizes.blocks, threads)
 
 
@@ -209,7 +215,10 @@ def forward(problem: Problem, value: Tensor, out_dtype: torch.dtype) -> tuple[Te
         # A mask or bias that must be evaluated is so for all of the few queries at once: their keys are O(n).
         steps, kernel, tasks = [(0, queries)], "decode", units * splits
     else:
-        pack(block, target, sizes, problem.head_dim, threads)
+        # Where nobody else reads a plane's keys, its one task packs them itself: they never leave its cache.
+        own = sizes.key_planes == sizes.value_planes == planes_
+        fused = own and sizes.blocks == 1 and queries <= target.block_q * 2
+        pack(block, target, sizes, problem.head_dim, threads, fused)
         scratch(block, threads, forward_kernel.scratch_bytes(target, problem.head_dim, sizes.value_panels))
         steps, kernel, tasks = list(chunks(problem)), "forward", 0
     size = output.shape[-1] * output.element_size()

@@ -12,11 +12,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numba
+
 from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
 from .layout import SLOT
-from .simd import access, load_i64, load_u8, take_ticket
+from .pack import panels as panels_of
+from .simd import access, load_i64, load_u8, store_u8, take_ticket
 from .target import SPLIT, Target
 
 S = SLOT
@@ -25,7 +28,11 @@ SCRATCH, SCRATCH_BYTES, OUT_KIND = S["SCRATCH"], S["SCRATCH_BYTES"], S["OUT_KIND
 QUERIES, KEYS, HEAD_DIM, VALUE_DIM = S["QUERIES"], S["KEYS"], S["HEAD_DIM"], S["VALUE_DIM"]
 KEY_BLOCKS, KEY_WIDTH, VALUE_PANELS = S["KEY_BLOCKS"], S["KEY_WIDTH"], S["VALUE_PANELS"]
 VALUE_TABLE, VALUE_PACKED, VALUE_ODD = S["VALUE_TABLE"], S["VALUE_PACKED"], S["VALUE_ODD"]
-OUTPUT_TABLE, LSE_TABLE = S["OUTPUT_TABLE"], S["LSE_TABLE"]
+OUTPUT_TABLE, LSE_TABLE, FUSED = S["OUTPUT_TABLE"], S["LSE_TABLE"], S["FUSED"]
+KIND, VALUE_KIND = S["KIND"], S["VALUE_KIND"]
+KEY_TABLE, KEY_SOURCE, KEY_ROW, KEY_COL = S["KEY_TABLE"], S["KEY_SOURCE"], S["KEY_ROW"], S["KEY_COL"]
+KEY_PACKED, VALUE_SOURCE = S["KEY_PACKED"], S["VALUE_SOURCE"]
+VALUE_ROW, VALUE_COL = S["VALUE_ROW"], S["VALUE_COL"]
 
 
 def scratch_bytes(t: Target, head_dim: int, value_panels: int) -> int:
@@ -46,12 +53,30 @@ def build(t: Target) -> Any:
     mix, row_max, raise_row = products.mix, rows.row_max, rows.raise_row
     fold_total, scale_vector, exp_one = rows.fold_total, rows.scale_vector, rows.exp_one
     scale_row = rows.scale_row
+    turned, straight = panels_of(t)
     load, store, _, _, real, size = access(t)
     mr, nr, lanes, block_q, block_k = t.mr, t.nr, t.lanes, t.block_q, t.block_k
     stride = 4 * lanes  # what row_max and raise_row step by
     neg_inf, zero = real(-math.inf), real(0.0)
 
+    @numba.njit(error_model="numpy")
+    def pack_here(args: int, key_plane: int, value_plane: int, slot: int) -> None:
+        """The one key block of a plane into this thread's panels, which stay in its cache."""
+        width, keys = load_i64(args + KEY_WIDTH), load_i64(args + KEYS)
+        there, dim, value_dim = min(width, keys), load_i64(args + HEAD_DIM), load_i64(args + VALUE_DIM)
+        row, col, kind = load_i64(args + KEY_ROW), load_i64(args + KEY_COL), load_i64(args + KIND)
+        source = load_i64(load_i64(args + KEY_SOURCE) + 8 * key_plane)
+        turned(
+            source, row, col, kind, dim, there, width, load_i64(args + KEY_PACKED) + slot * width * dim * size
+        )
+        row, col, kind = load_i64(args + VALUE_ROW), load_i64(args + VALUE_COL), load_i64(args + VALUE_KIND)
+        source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * value_plane)
+        out = load_i64(args + VALUE_PACKED) + slot * width * load_i64(args + VALUE_PANELS) * nr * size
+        odd = straight(source, row, col, kind, value_dim, there, width, out)
+        store_u8(load_i64(args + VALUE_ODD) + slot, numba.uint8(odd))
+
     def forward(args: int) -> None:
+        fused = load_i64(args + FUSED) != 0
         tasks, queries, keys = load_i64(args + TASKS), load_i64(args + QUERIES), load_i64(args + KEYS)
         dim, value_dim, panels = (
             load_i64(args + HEAD_DIM),
@@ -89,7 +114,13 @@ def build(t: Target) -> Any:
             padded = row_panels * mr
             low, high = ranges(args, plane, start, rows, spans)
             pack_query(args, plane, start, rows, padded, packed)
-            value_plane = load_i64(load_i64(args + VALUE_TABLE) + 8 * plane)
+            key_plane, value_plane = (
+                load_i64(load_i64(args + KEY_TABLE) + 8 * plane),
+                load_i64(load_i64(args + VALUE_TABLE) + 8 * plane),
+            )
+            if fused:
+                pack_here(args, key_plane, value_plane, slot)
+                key_plane, value_plane = slot, slot
             block, splits = low // block_k, 0
             while True:  # once a split; once also where no key is seen
                 for r in range(padded):
@@ -103,7 +134,7 @@ def build(t: Target) -> Any:
                 while block < last and block * block_k < high:
                     key = block * block_k
                     count = min(block_k, keys - key)
-                    score_block(args, plane, start, rows, packed, block, spans, grid, 0)
+                    score_block(args, plane, start, rows, packed, block, spans, grid, 0, key_plane)
                     odd = load_u8(load_i64(args + VALUE_ODD) + value_plane * blocks + block) != 0
                     for p in range(row_panels):
                         first, stop = span(args, spans, p, key, count)

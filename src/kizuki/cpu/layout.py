@@ -15,6 +15,7 @@ NAMES: Final = (
     "TASKS",
     "SCRATCH",
     "SCRATCH_BYTES",
+    "FUSED",  # 1 = each task packs its own keys and values, into panels that are its thread's
     # sizes
     "PLANES",
     "QUERIES",

@@ -22,7 +22,8 @@ S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
 SCRATCH, SCRATCH_BYTES = S["SCRATCH"], S["SCRATCH_BYTES"]
 QUERIES, KEYS, HEAD_DIM = S["QUERIES"], S["KEYS"], S["HEAD_DIM"]
-KEY_BLOCKS, LSE_TABLE, GROUPS = S["KEY_BLOCKS"], S["LSE_TABLE"], S["GROUPS"]
+KEY_BLOCKS, KEY_TABLE = S["KEY_BLOCKS"], S["KEY_TABLE"]
+LSE_TABLE, GROUPS = S["LSE_TABLE"], S["GROUPS"]
 ROW_OFFSET, STATS_TABLE, RECEIVED = S["ROW_OFFSET"], S["STATS_TABLE"], S["RECEIVED"]
 TOP_COUNT, TOP_SCORES_TABLE, TOP_KEYS_TABLE = S["TOP_COUNT"], S["TOP_SCORES_TABLE"], S["TOP_KEYS_TABLE"]
 
@@ -80,6 +81,7 @@ def build(t: Target) -> Any:
             if task >= tasks:
                 break
             plane, group = task // groups, task % groups
+            key_plane = load_i64(load_i64(args + KEY_TABLE) + 8 * plane)
             for query_block in range(group, query_blocks, groups):
                 start = query_block * block_q
                 rows = min(block_q, queries - start)
@@ -101,7 +103,7 @@ def build(t: Target) -> Any:
                 while block * block_k < high:
                     key = block * block_k
                     count = min(block_k, keys - key)
-                    score_block(args, plane, start, rows, packed, block, spans, grid, 0)
+                    score_block(args, plane, start, rows, packed, block, spans, grid, 0, key_plane)
                     for p in range(row_panels):
                         first, stop = span(args, spans, p, key, count)
                         if stop == 0:

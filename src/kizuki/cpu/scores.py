@@ -9,7 +9,7 @@ import numba
 
 from .layout import SLOT
 from .rows import Rows
-from .simd import BFLOAT16, PLAIN, access, call_row, load_f64, load_i64, load_u8, store_i64
+from .simd import BFLOAT16, PLAIN, access, call_row, load_f64, load_i64, load_u8, prefetch, store_i64
 from .target import Target
 from .tile import Products
 
@@ -17,7 +17,7 @@ S = SLOT
 KEYS, HEAD_DIM, KIND = S["KEYS"], S["HEAD_DIM"], S["KIND"]
 KEY_BLOCKS, KEY_WIDTH = S["KEY_BLOCKS"], S["KEY_WIDTH"]
 QUERY_TABLE, QUERY_ROW, QUERY_COL = S["QUERY_TABLE"], S["QUERY_ROW"], S["QUERY_COL"]
-KEY_TABLE, KEY_PACKED = S["KEY_TABLE"], S["KEY_PACKED"]
+KEY_PACKED = S["KEY_PACKED"]
 FIRST_TABLE, STOP_TABLE = S["FIRST_TABLE"], S["STOP_TABLE"]
 MASK_TABLE, MASK_ROW, MASK_COL = S["MASK_TABLE"], S["MASK_ROW"], S["MASK_COL"]
 BIAS_TABLE, BIAS_ROW, BIAS_COL = S["BIAS_TABLE"], S["BIAS_ROW"], S["BIAS_COL"]
@@ -212,6 +212,24 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
             store(row + c * size, neg_inf)
 
     @numba.njit(error_model="numpy")
+    def fetch_pairs(args: int, plane: int, query: int, key: int) -> None:
+        """Ask for the mask and bias of the next tile, mr queries × nr keys, while its scores are computed.
+
+        A row of theirs is far from the next one, which a processor does not foresee.
+        """
+        if load_i64(args + MASK_TABLE) != 0 and load_i64(args + MASK_COL) == 1 and key % 64 < nr:
+            row = load_i64(args + MASK_ROW)
+            here = load_i64(load_i64(args + MASK_TABLE) + 8 * plane) + query * row + key
+            for r in range(mr):
+                prefetch(here + r * row)
+        if load_i64(args + BIAS_TABLE) != 0 and load_i64(args + BIAS_COL) == size:
+            row = load_i64(args + BIAS_ROW)
+            here = load_i64(load_i64(args + BIAS_TABLE) + 8 * plane) + query * row + key * size
+            for r in range(mr):
+                for at in range(0, nr * size, 64):
+                    prefetch(here + r * row + at)
+
+    @numba.njit(error_model="numpy")
     def score_block(
         args: int,
         plane: int,
@@ -222,22 +240,27 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
         panels: int,
         grid: int,
         slopes: int,
+        key_plane: int,
     ) -> None:
         """Masked scores of key block `block` into `grid`.
 
         Of a panel of mr rows only the columns of its `span` are computed. Around them, out to multiples of
-        four vectors, the scores are −inf; what lies further is undefined. `slopes`: 0, or a second grid.
+        four vectors, the scores are −inf; what lies further is undefined. `slopes`: 0, or a second grid. The keys
+        are those packed for `key_plane`.
         """
         dim, full_width = load_i64(args + HEAD_DIM), load_i64(args + KEY_WIDTH)
         key = block * block_k
         count = min(block_k, load_i64(args + KEYS) - key)
-        place = load_i64(load_i64(args + KEY_TABLE) + 8 * plane) * load_i64(args + KEY_BLOCKS) + block
+        place = key_plane * load_i64(args + KEY_BLOCKS) + block
         panel = load_i64(args + KEY_PACKED) + place * full_width * dim * size
         row_panels = (rows + mr - 1) // mr
+        paired = load_i64(args + MASK_TABLE) != 0 or load_i64(args + BIAS_TABLE) != 0
         for c in range(0, min(full_width, count), nr):
             for p in range(row_panels):
                 first, stop = span(args, panels, p, key, count)
                 if first < c + nr and c < stop:
+                    if paired:
+                        fetch_pairs(args, plane, start + p * mr, key + c)
                     scores(
                         packed + p * mr * dim * size,
                         panel + c * dim * size,

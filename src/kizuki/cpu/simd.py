@@ -126,6 +126,16 @@ def real(size: int) -> Real:
     return FLOAT if size == 4 else DOUBLE
 
 
+def ask_for(b: ir.IRBuilder, address: ir.Value) -> None:
+    """Write a prefetch of the cache line at a byte address."""
+    byte, name = I8.as_pointer(), "llvm.prefetch.p0i8"
+    known = b.module.globals.get(name)
+    if known is None:
+        known = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32]), name)
+    how = [ir.Constant(I32, n) for n in (0, 3, 1)]  # to read, into every level, data
+    b.call(known, [b.inttoptr(address, byte), *how])
+
+
 class Emit:
     """Writes vector instructions of a target's lanes with an LLVM IR builder."""
 
@@ -197,12 +207,7 @@ class Emit:
 
     def prefetch(self, address: ir.Value) -> None:
         """Ask for the cache line at a byte address; never faults."""
-        byte, name = I8.as_pointer(), "llvm.prefetch.p0i8"
-        known = self.b.module.globals.get(name)
-        if known is None:
-            known = ir.Function(self.b.module, ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32]), name)
-        how = [ir.Constant(I32, n) for n in (0, 3, 1)]  # to read, into every level, data
-        self.b.call(known, [self.b.inttoptr(address, byte), *how])
+        ask_for(self.b, address)
 
     def broadcast(self, pointer: ir.Value, index: ir.Value | int) -> ir.Value:
         scalar = self.b.load(self.at(pointer, index))
@@ -426,6 +431,17 @@ def take_last(typingctx: Any, address: Any) -> Any:
         return builder.atomic_rmw("add", pointer, ir.Constant(I64, 1), "acq_rel")
 
     return types.int64(types.int64), codegen
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at a byte address; never faults."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        ask_for(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
 
 
 @intrinsic

@@ -356,3 +356,10 @@ def test_readings_carry_no_graph(backend: str) -> None:
     with torch.no_grad():
         assert not (matrix @ k).requires_grad
     assert (matrix @ k).requires_grad
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_thousands_of_queries_keep_their_digits(backend: str) -> None:
+    """A key's gradient sums over all queries: one running sum of them would lose digits that blocks keep."""
+    query, key, value = (randn(1, 2, 2048, 16, seed=s) for s in range(3))
+    assert_gradients(query, key, value, backend=backend, upstream=randn(1, 2, 2048, 16, seed=5))

@@ -63,7 +63,7 @@ def build(t: Target) -> Any:
     products, rows = tile.emit(t), row_bodies.emit(t)
     pieces, ends = shared.build(t, products, rows), softmax.build(t, rows)
     ranges, span, score_block, drop = pieces.ranges, pieces.span, pieces.score_block, ends.drop
-    scores, mix, mix_turned = products.scores, products.mix, products.mix_turned
+    scores, mix_apart, mix_turned = products.scores, products.mix_apart, products.mix_turned
     weigh_row, bend_row = rows.weigh_row, rows.bend_row
     scale_panel = rows.scale_panel[0]
     load, store, _, _, real, size = access(t)
@@ -280,7 +280,7 @@ def build(t: Target) -> Any:
                                     for p in range(row_panels):
                                         first, stop = span(args, spans, p, key, count)
                                         if stop > 0:
-                                            mix(
+                                            mix_apart(
                                                 grads + (p * mr * block_k + first) * size,
                                                 key_columns + (v * full_width + first) * nr * size,
                                                 stop - first,

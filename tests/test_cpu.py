@@ -126,6 +126,29 @@ print("ready")
     assert python(pack_only, KIZUKI_CACHE=str(tmp_path)).stdout.strip() == "ready"
 
 
+@pytest.mark.slow
+def test_kernels_compiled_by_different_processes_load_together(tmp_path: Path) -> None:
+    """Each process counts its functions anew: two kernels' helpers must not end up under one symbol."""
+    code = """
+import sys, torch, kizuki
+torch.manual_seed(0)
+for name in sys.argv[1:]:
+    q = torch.randn(1, 2, 150, 16).to(getattr(torch, name))
+    report = kizuki.check(q, q, q, backend="cpu")
+    assert report.ok, str(report)
+"""
+    for names in (["float32"], ["float64"], ["float32", "float64"], ["float64", "float32"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *names],
+            env={**os.environ, "KIZUKI_CACHE": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"{names}: {done.stderr[-600:]}"
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     """A path under a file can never be a folder, whoever asks (root may write to read-only folders)."""
     blocked = tmp_path / "file"

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 from functools import lru_cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
@@ -91,11 +92,28 @@ class _Cache(FunctionCache):  # type: ignore[misc]
             super().save_overload(sig, data)
 
 
+def _rename(function: Any, name: str, done: set[int]) -> None:
+    """Give a kernel's own helpers symbols of their own.
+
+    Numba tells functions of one name apart by a counter that starts anew in each process, so that the helpers of two
+    kernels compiled in two processes may bear one symbol; the linker of a third, which loads both from disk, would
+    take the first for both.
+    """
+    plain = getattr(function, "py_func", function)
+    if id(plain) in done or not isinstance(plain, FunctionType):
+        return
+    done.add(id(plain))
+    plain.__qualname__ = f"{plain.__qualname__}@{name}"
+    for cell in plain.__closure__ or ():
+        _rename(cell.cell_contents, name, done)
+
+
 def compile_kernel(name: str, function: Any, signature: Signature) -> Any:
     """Compile `function` to a C function, or load it from disk; a cache that cannot be used is survived.
 
     Returns Numba's CFunc; keep it alive as long as its address is used.
     """
+    _rename(function, name, set())
     parts = (signature.args, signature.return_type)
     kernel = CFunc(function, parts, {}, {"nopython": True, "boundscheck": False, "error_model": "numpy"})
     path = folder() / stamp()

@@ -88,3 +88,18 @@ def test_a_wrong_share_is_refused_in_one_line(p: object) -> None:
     with pytest.raises((ValueError, TypeError), match="dropout") as caught:
         kizuki.attention(q, q, q, dropout=p)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_readings_have_no_dropout(backend: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 40, 8).unbind(0)
+    what = kizuki.Observe(entropy=True, topk=3, pool=(4, 4))
+    torch.manual_seed(1)
+    output, seen = kizuki.attention(q, k, v, dropout=0.5, observe=what, backend=backend)
+    torch.manual_seed(1)
+    assert torch.equal(output, kizuki.attention(q, k, v, dropout=0.5, backend=backend))
+    want = kizuki.attend(q, k, backend=backend).observe(what)
+    assert torch.equal(seen.entropy, want.entropy)
+    assert torch.equal(seen.pool, want.pool)
+    assert all(torch.equal(a, b) for a, b in zip(seen.topk, want.topk, strict=True))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from oracle import NAN
@@ -58,7 +60,7 @@ def test_a_score_function_is_applied_to_every_score(fn: Callable[..., Any], back
 @pytest.mark.parametrize("fn", [bent, lambda s, b, h, i, j: s * s * 0.1 + s])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_training_through_a_score_function(fn: Callable[..., Any], backend: str) -> None:
-    leaves = [t[:, :, :10].double().requires_grad_() for t in operands()]
+    leaves = [t[:1, :, :5, :6].double().requires_grad_() for t in operands()]
     assert torch.autograd.gradcheck(
         lambda q, k, v: kizuki.attention(q, k, v, score=fn, softcap=2.0, backend=backend), leaves
     )
@@ -142,3 +144,122 @@ def test_a_captured_tensor_that_wants_a_gradient_is_refused() -> None:
     weight = torch.ones(4, requires_grad=True)
     with pytest.raises((ValueError, TypeError), match="bias"):
         kizuki.attention(q, k, v, score=lambda s, b, h, i, j: s * weight[h])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_table_that_is_too_short_is_an_error_of_every_read(backend: str) -> None:
+    """The kernel must not read past it, and what it had computed by then is worth nothing."""
+    q, k, v = operands(length=70)
+    table = torch.zeros(60)
+    matrix = kizuki.attend(q, k, score=lambda s, b, h, i, j: s + table[j], backend=backend)
+    reads: list[Callable[[], Any]] = [
+        lambda: matrix @ v,
+        lambda: matrix.entropy(),
+        lambda: matrix[0, 0, 3],
+        lambda: matrix.dense(),
+    ]
+    for read in reads:
+        with pytest.raises(ValueError, match="past the end"):
+            read()
+    table.resize_(70).zero_()
+    assert torch.equal(matrix @ v, kizuki.attend(q, k, backend=backend) @ v)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_absent_what_is_low_and_what_is_nan(backend: str) -> None:
+    """−inf is absence, −1e300 is a finite score, and NaN stays in its row."""
+    q, k, v = operands(length=30)
+
+    def fn(s: float, b: int, h: int, i: int, j: int) -> float:
+        if i < 3 or j % 5 == 1:
+            return -float("inf")
+        if i == 10:
+            return -1e300
+        return NAN if i == 20 and j == 2 else s
+
+    v[:, :, 11] = NAN  # behind a score of −inf
+    matrix = kizuki.attend(q, k, score=fn, backend=backend)
+    output = matrix @ v
+    assert not output[:, :, :3].any()
+    assert (matrix.lse[:, :, :3] == -float("inf")).all()
+    assert output.isnan().any(-1).any(0).any(0).nonzero().flatten().tolist() == [20]
+    even = (torch.arange(30) % 5 != 1) / 24
+    for weights in (matrix[1, 3, 10], matrix.dense()[1, 3, 10]):
+        assert torch.allclose(weights, even)
+    keys = matrix.topk(30)[1]
+    assert (keys[:, :, :3] == -1).all()
+    assert ((keys[:, :, 4] >= 0).sum(-1) == 24).all()
+    received = matrix.received("mean")[..., [1, 6]]
+    assert not received.nan_to_num(1.0).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_several_functions_of_one_mask_and_one_that_is_not_compiled(backend: str) -> None:
+    q, k, v = operands(length=50)
+    i, j = torch.arange(50)[:, None], torch.arange(50)
+    listed = [7, 0]
+    rule = (
+        masks.where(lambda b, h, i, j: j % 2 == 0)
+        & masks.where(lambda b, h, i, j: j % 3 != 0 and j <= i)
+        & masks.where(lambda b, h, i, j: i > listed[0])
+        & masks.where(lambda b, h, i, j: ~(j == 4))
+    )
+    seen = (j % 2 == 0) & (j % 3 != 0) & (j <= i) & (i > 7) & (j != 4)
+    matrix, want = (kizuki.attend(q, k, mask=m, backend=backend) for m in (rule, seen))
+    assert torch.equal(matrix @ v, want @ v)
+    assert torch.equal(matrix.received("mean"), want.received("mean"))
+    assert torch.equal(matrix[1, :, 3:9], want[1, :, 3:9])
+    plan = str(matrix.plan())
+    assert plan.count("compiled") == 3
+    assert "listed, a list" in plan
+
+
+def test_two_threads_may_use_one_function_with_different_tables() -> None:
+    q, k, v = operands(length=70)
+    tables = [torch.full((70,), float(n)) * torch.arange(70) / 70 for n in range(3)]
+    want = [kizuki.attention(q, k, v, bias=table, backend="cpu") for table in tables]
+    wrong: list[float] = []
+
+    def run(table: Tensor, expected: Tensor) -> None:
+        for _ in range(20):
+            got = kizuki.attention(q, k, v, score=lambda s, b, h, i, j: s + table[j], backend="cpu")
+            wrong.append(float((got - expected).abs().max()))
+
+    threads = [threading.Thread(target=run, args=pair) for pair in zip(tables, want, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(wrong) == 60
+    assert max(wrong) < 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_reading_is_never_older_than_what_the_function_refers_to(backend: str) -> None:
+    q, k, _ = operands(length=20)
+    array, number, listed = np.ones(20, dtype=np.float32), 1.0, [1.0]
+    matrices = [
+        kizuki.attend(q, k, score=lambda s, b, h, i, j: s * array[j], backend=backend),
+        kizuki.attend(q, k, score=lambda s, b, h, i, j: s * number, backend=backend),
+        kizuki.attend(q, k, score=lambda s, b, h, i, j: s * listed[0], backend="portable"),
+    ]
+    before = [matrix.entropy() for matrix in matrices]
+    array[:], number, listed[0] = 0, 0.0, 0.0
+    for matrix, old in zip(matrices, before, strict=True):
+        assert not torch.allclose(matrix.entropy(), old)
+        assert torch.allclose(matrix.entropy(), torch.tensor(20.0).log(), atol=1e-5)
+
+
+def test_defaults_helpers_and_torchs_elementwise_functions_compile() -> None:
+    q, k, v = operands(length=20)
+    table = torch.arange(20.0)
+
+    def helper(x: Any) -> Any:
+        return torch.tanh(x) * 2
+
+    def fn(s: Any, b: Any, h: Any, i: Any, j: Any, factor: float = 0.5) -> Any:
+        return torch.where(j <= i, helper(s / 2) * factor * 2 + table[i], -torch.inf)
+
+    matrix = kizuki.attend(q, k, score=fn, backend="cpu")  # which refuses what is not compiled
+    want = kizuki.attention(q, k, v, softcap=2.0, bias=table[:, None], causal=True)
+    assert torch.allclose(matrix @ v, want, atol=1e-5)

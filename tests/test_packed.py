@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tolerance import assert_agrees
+from oracle import brute, plains
+from tolerance import assert_accurate, assert_agrees
 
 import kizuki
-from kizuki import masks
+from kizuki import masks, portable
 
 LENGTHS = [0, 130, 1, 0, 257, 0]
 OFFSETS = [0, 0, 130, 131, 131, 388, 388]
@@ -34,8 +35,22 @@ def test_every_way_to_say_it_is_the_same(rule: masks.Mask, backend: str) -> None
     )
     got = A @ v
     for start, stop in ((0, 130), (130, 131), (131, 388)):
-        alone = kizuki.attention(*(t[:, :, start:stop] for t in (q, k, v)), causal=True, backend=backend)
-        assert torch.allclose(got[:, :, start:stop], alone, atol=2e-6)
+        alone = [t[:, :, start:stop] for t in (q, k, v)]
+        truth = brute(*alone, visible=causal[start:stop, start:stop])
+        plain = plains(*alone, visible=causal[start:stop, start:stop])[2]
+        assert_accurate(got[:, :, start:stop], truth.output, plain, "a document as if alone")
+    assert torch.equal(
+        got[:, :, :130], kizuki.attention(*(t[:, :, :130] for t in (q, k, v)), causal=True, backend=backend)
+    ), "the first: its blocks are the same"
+
+
+def test_blocks_between_documents_cost_nothing() -> None:
+    q = torch.zeros(1, 1, 4096, 8)
+    scores = []
+    for rule in (masks.documents(offsets=[0, 0, 1024, 1024, 2048, 3072, 4096]), None):
+        tiles = portable.tiles(kizuki.attend(q, q, mask=rule).problem)
+        scores.append(sum(tile.scores.numel() for tile in tiles))
+    assert scores == [4 * 1024 * 1024, 4096 * 4096]
 
 
 def test_gradients_stay_in_their_document() -> None:
@@ -54,8 +69,10 @@ def test_queries_and_keys_packed_apart() -> None:
     q, k, v = torch.randn(2, 5, 8), torch.randn(2, 9, 8), torch.randn(2, 9, 8)
     rule = masks.documents(offsets=[0, 2, 2, 5], key_offsets=[0, 4, 7, 9])
     got = kizuki.attention(q, k, v, mask=rule)
-    assert torch.allclose(got[:, :2], kizuki.attention(q[:, :2], k[:, :4], v[:, :4]), atol=1e-6)
-    assert torch.allclose(got[:, 2:], kizuki.attention(q[:, 2:], k[:, 7:], v[:, 7:]), atol=1e-6)
+    visible = torch.zeros(5, 9, dtype=torch.bool)
+    visible[:2, :4], visible[2:, 7:] = True, True
+    truth = brute(q, k, v, visible=visible)
+    assert_accurate(got, truth.output, plains(q, k, v, visible=visible)[2])
     nothing = masks.documents(offsets=[0, 2, 5], key_offsets=[0, 0, 9])
     assert not kizuki.attention(q, k, v, mask=nothing)[:, :2].any(), "queries of a document without keys"
 

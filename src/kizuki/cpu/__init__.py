@@ -8,6 +8,7 @@ backward.py gradients given the lse                   prepare.py  operands packe
 read.py     statistics given the lse                  gradients.py  gradients handed to autograd
 layout.py   the argument block's slots                block.py    the argument block of a call
 call.py     from a Problem to an argument block       readings.py results to who asked
+paged.py    keys and values in pages                  custom.py   functions of the user's, torchlike.py their words
 launch.py   threads                                   cache.py    kernels on disk
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -195,8 +195,16 @@ def chunks(problem: Problem) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, problem.queries)
 
 
-def forward(problem: Problem, value: Tensor, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`(A @ value, lse)`: `[batch, heads, queries, value_dim]` in `out_dtype`, float64 `[batch, heads, queries]`."""
+def forward(
+    problem: Problem,
+    value: Tensor,
+    out_dtype: torch.dtype,
+    place: Callable[[Block, Sizes, bool], Sizes] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`(A @ value, lse)`: `[batch, heads, queries, value_dim]` in `out_dtype`, float64 `[batch, heads, queries]`.
+
+    `place` writes down where keys and values are when it is not where `problem.key` and `value` say (paged.py).
+    """
     planes_, queries, threads = problem.batch * problem.heads, problem.queries, launch.threads()
     output = torch.empty(problem.batch, problem.heads, queries, value.shape[-1], dtype=out_dtype)
     lse = torch.empty(problem.batch, problem.heads, queries, dtype=torch.float64)
@@ -205,6 +213,8 @@ def forward(problem: Problem, value: Tensor, out_dtype: torch.dtype) -> tuple[Te
     block, target, sizes = describe(problem, value)
     block["OUT_KIND"] = KINDS[out_dtype]
     few = shared_rows(problem, value)
+    if place is not None:
+        sizes = place(block, sizes, few == 0)
     if few:
         units, splits = planes_ * queries // few, max(1, -(-sizes.blocks // SPLIT))
         partial = decode_kernel.partial_bytes(target, few, sizes.value_panels)
@@ -216,7 +226,7 @@ def forward(problem: Problem, value: Tensor, out_dtype: torch.dtype) -> tuple[Te
         steps, kernel, tasks = [(0, queries)], "decode", units * splits
     else:
         # Where nobody else reads a plane's keys, its one task packs them itself: they never leave its cache.
-        own = sizes.key_planes == sizes.value_planes == planes_
+        own = sizes.key_planes == sizes.value_planes == planes_ and place is None
         fused = own and sizes.blocks == 1 and queries <= target.block_q * 2
         pack(block, target, sizes, problem.head_dim, threads, fused)
         scratch(block, threads, forward_kernel.scratch_bytes(target, problem.head_dim, sizes.value_panels))

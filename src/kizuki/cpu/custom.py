@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -206,6 +206,8 @@ class Code:
     def _typed(self, node: Node) -> Any:
         """The function for Numba, its types known to be right; Unfit where they are not."""
         call = _njit(self._rebuilt(node))
+        if node.fn.__code__.co_argcount > len(ARGUMENTS[self.kind]):
+            call = _without_defaults(call, self.kind)
         kinds = [types.float64] * (self.kind == "score") + [types.int64] * 4
         try:
             call.compile(tuple(kinds))
@@ -306,8 +308,15 @@ def _cell(value: Any) -> Any:
     return (closure.__closure__ or ())[0]
 
 
-def _njit(function: FunctionType) -> Any:
+def _njit(function: Callable[..., Any]) -> Any:
     return numba.njit(function, error_model="numpy", boundscheck=True)
+
+
+def _without_defaults(call: Any, kind: str) -> Any:
+    """The same function of its five (or four) arguments alone; what it takes beyond them stands at its default."""
+    if kind == "mask":
+        return _njit(lambda b, h, i, j: call(b, h, i, j))
+    return _njit(lambda s, b, h, i, j: call(s, b, h, i, j))
 
 
 def _short(error: BaseException) -> str:

@@ -351,6 +351,11 @@ def build(t: Target) -> Any:
             store_i64(out + c * 8, first)
 
     @numba.njit(error_model="numpy")
+    def straight(addresses: int, count: int, row: int) -> bool:
+        """Whether a block's rows lie one after the other, `row` bytes apart."""
+        return load_i64(addresses + (count - 1) * 8) - load_i64(addresses) == (count - 1) * row
+
+    @numba.njit(error_model="numpy")
     def any_odd(addresses: int, count: int, dim: int, kind: int, width: int) -> bool:
         """Whether a value of the block is NaN or infinite."""
         total = zero
@@ -395,9 +400,9 @@ def build(t: Target) -> Any:
         value_size = size if value_kind == PLAIN else 2
         out_size = size if load_i64(args + OUT_KIND) == PLAIN else 2
         key_row, value_row = load_i64(args + KEY_ROW), load_i64(args + VALUE_ROW)
-        no_pages = load_i64(args + PAGES_TABLE) == 0
-        keys_dense = 1 if no_pages and key_row == dim * (size if kind == PLAIN else 2) else 0
-        values_dense = 1 if no_pages and value_row == value_dim * value_size else 0
+        # Rows one after the other; of a cache in pages, those blocks that lie within one page.
+        key_rows_touch = key_row == dim * (size if kind == PLAIN else 2)
+        value_rows_touch = value_row == value_dim * value_size
         partial, partial_size = load_i64(args + PARTIAL), load_i64(args + PARTIAL_BYTES)
         rows = group * queries
         whole = rows if rows == 1 else (rows + few - 1) // few * few
@@ -476,6 +481,8 @@ def build(t: Target) -> Any:
                 locate(args, lead, value_source, value_row, load_i64(args + VALUE_PAGE), key, count, value_at)
                 # While keys are in the arithmetic, their values are on the way, and with the values the next keys.
                 columns = (count + lanes - 1) // lanes * lanes
+                values_dense = 1 if value_rows_touch and straight(value_at, count, value_row) else 0
+                keys_dense = 1 if key_rows_touch and (after <= 0 or straight(next_at, after, key_row)) else 0
                 dots(kind, key_at, packed, whole, dim, columns, grid, value_at, values_dense)
                 hides = shaped
                 if firsts != 0:

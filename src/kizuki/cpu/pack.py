@@ -26,6 +26,8 @@ HEAD_DIM, VALUE_DIM, VALUE_PANELS = S["HEAD_DIM"], S["VALUE_DIM"], S["VALUE_PANE
 KEY_PLANES, KEY_SOURCE, KEY_ROW, KEY_COL = S["KEY_PLANES"], S["KEY_SOURCE"], S["KEY_ROW"], S["KEY_COL"]
 VALUE_SOURCE, VALUE_ROW, VALUE_COL = S["VALUE_SOURCE"], S["VALUE_ROW"], S["VALUE_COL"]
 KEY_PACKED, VALUE_PACKED, VALUE_ODD = S["KEY_PACKED"], S["VALUE_PACKED"], S["VALUE_ODD"]
+PAGES_TABLE, PAGE_KEYS = S["PAGES_TABLE"], S["PAGE_KEYS"]
+KEY_PAGE, VALUE_PAGE = S["KEY_PAGE"], S["VALUE_PAGE"]
 
 
 def bodies(t: Target) -> tuple[Any, Any]:
@@ -113,15 +115,29 @@ def panels(t: Target) -> tuple[Any, Any]:
 
     @numba.njit(error_model="numpy")
     def turned(
-        source: int, row: int, col: int, kind: int, dim: int, there: int, width: int, target: int
+        source: int,
+        row: int,
+        col: int,
+        kind: int,
+        dim: int,
+        there: int,
+        width: int,
+        target: int,
+        first: int = 0,
     ) -> None:
-        """`there` rows of `dim` numbers into panels `[dim][nr]` of nr rows each, `width` rows in all, the rest 0."""
-        vectors = dim // lanes if col == (size if kind == PLAIN else 2) else 0
+        """`there` rows of `dim` numbers into panels `[dim][nr]` of nr rows each, `width` rows in all, the rest 0.
+
+        They are rows `first`, `first` + 1, … of the panels: what comes before is there already.
+        """
+        # A vector of rows lies within one panel only where it starts at a multiple of its length.
+        vectors = dim // lanes if col == (size if kind == PLAIN else 2) and first % lanes == 0 else 0
         whole = there // lanes * lanes if vectors > 0 else 0
         for c in range(0, whole, lanes):
-            turn(source + c * row, row, vectors, target + ((c // nr) * nr * dim + c % nr) * size, kind)
-        for c in range(width):
-            out = target + ((c // nr) * nr * dim + c % nr) * size
+            at = first + c
+            turn(source + c * row, row, vectors, target + ((at // nr) * nr * dim + at % nr) * size, kind)
+        for c in range(width - first):
+            at = first + c
+            out = target + ((at // nr) * nr * dim + at % nr) * size
             if c < there:
                 for d in range(vectors * lanes if c < whole else 0, dim):
                     store(out + d * nr * size, load_kind(source + c * row + d * col, kind))
@@ -165,9 +181,16 @@ def build(t: Target) -> Any:
     turned, straight = panels(t)
     nr, block_k, size = t.nr, t.block_k, t.size
 
+    @numba.njit(error_model="numpy")
+    def stretch(args: int, plane: int, key: int, left: int) -> tuple[int, int, int]:
+        """From `key` on: its page, its place in it, and how many of the `left` next keys lie in that page."""
+        pages, each = load_i64(load_i64(args + PAGES_TABLE) + 8 * plane), load_i64(args + PAGE_KEYS)
+        return load_i64(pages + key // each * 8), key % each, min(each - key % each, left)
+
     def pack(args: int) -> None:
         tasks, blocks, keys = load_i64(args + TASKS), load_i64(args + KEY_BLOCKS), load_i64(args + KEYS)
         key_tasks, width = load_i64(args + KEY_PLANES) * blocks, load_i64(args + KEY_WIDTH)
+        paged = load_i64(args + PAGES_TABLE) != 0
         while True:
             task = take_ticket(args + NEXT_TASK)
             if task >= tasks:
@@ -175,23 +198,40 @@ def build(t: Target) -> Any:
             if task < key_tasks:
                 plane, block = task // blocks, task % blocks
                 row, dim = load_i64(args + KEY_ROW), load_i64(args + HEAD_DIM)
-                source = load_i64(load_i64(args + KEY_SOURCE) + 8 * plane) + block * block_k * row
+                source = load_i64(load_i64(args + KEY_SOURCE) + 8 * plane)
+                col, kind = load_i64(args + KEY_COL), load_i64(args + KIND)
                 there = min(width, keys - block * block_k)
                 target = load_i64(args + KEY_PACKED) + task * width * dim * size
-                turned(
-                    source, row, load_i64(args + KEY_COL), load_i64(args + KIND), dim, there, width, target
-                )
+                if not paged:
+                    turned(source + block * block_k * row, row, col, kind, dim, there, width, target)
+                else:
+                    first = 0
+                    while first < there:
+                        page, at, run = stretch(args, plane, block * block_k + first, there - first)
+                        here = source + page * load_i64(args + KEY_PAGE) + at * row
+                        stop = width if first + run == there else first + run
+                        turned(here, row, col, kind, dim, run, stop, target, first)
+                        first += run
             else:
                 place = task - key_tasks
                 plane, block = place // blocks, place % blocks
                 row, dim = load_i64(args + VALUE_ROW), load_i64(args + VALUE_DIM)
-                source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * plane) + block * block_k * row
+                source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * plane)
                 there = min(width, keys - block * block_k)
                 target = (
                     load_i64(args + VALUE_PACKED) + place * load_i64(args + VALUE_PANELS) * nr * width * size
                 )
                 col, kind = load_i64(args + VALUE_COL), load_i64(args + VALUE_KIND)
-                odd = straight(source, row, col, kind, dim, there, width, target)
+                odd = 0
+                if not paged:
+                    odd = straight(source + block * block_k * row, row, col, kind, dim, there, width, target)
+                else:
+                    first = 0
+                    while first < there:
+                        page, at, run = stretch(args, plane, block * block_k + first, there - first)
+                        here = source + page * load_i64(args + VALUE_PAGE) + at * row
+                        odd |= straight(here, row, col, kind, dim, run, width, target + first * nr * size)
+                        first += run
                 store_u8(load_i64(args + VALUE_ODD) + place, numba.uint8(odd))
 
     return pack

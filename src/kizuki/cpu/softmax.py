@@ -24,6 +24,7 @@ SINK_TABLE, DROPOUT, DROP_BELOW, KEEP_FACTOR = (
     S["DROP_BELOW"],
     S["KEEP_FACTOR"],
 )
+PAGES_TABLE, PAGE_KEYS, VALUE_PAGE = S["PAGES_TABLE"], S["PAGE_KEYS"], S["VALUE_PAGE"]
 VALUE_TABLE, VALUE_SOURCE, VALUE_ROW, VALUE_COL = (
     S["VALUE_TABLE"],
     S["VALUE_SOURCE"],
@@ -133,9 +134,14 @@ def build(t: Target, rows: Rows) -> Softmax:
         kind = load_i64(args + VALUE_KIND)
         place = load_i64(load_i64(args + VALUE_TABLE) + 8 * plane)
         source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * place)
+        pages, each = load_i64(args + PAGES_TABLE), load_i64(args + PAGE_KEYS)
         for c in range(min(block_k, load_i64(args + KEYS) - key)):
+            here, j = source + (key + c) * row, key + c
+            if pages != 0:  # a cache in pages (paged.py)
+                page = load_i64(load_i64(pages + 8 * place) + j // each * 8)
+                here = source + page * load_i64(args + VALUE_PAGE) + j % each * row
             for d in range(dim):
-                x = load_kind(source + (key + c) * row + d * col, kind)
+                x = load_kind(here + d * col, kind)
                 if not math.fabs(x) < infinity:
                     for r in range(rows):
                         if load_u8(seen + r * block_k + c) != 0:

@@ -58,6 +58,8 @@ def why_not_drawn(matrix: AttentionMatrix) -> dict[str, str] | None:
     problem = matrix.problem
     if problem.bias is not None:
         return {"en": "a bias is added to its scores", "ja": "スコアにバイアスが加えられているため"}
+    if problem.score is not None:
+        return {"en": "a function changes its scores", "ja": "スコアが関数で変えられているため"}
     if matrix.dtype is torch.float64:
         return {
             "en": "it was recorded in float64, and the page holds float32",
@@ -149,6 +151,7 @@ def _distance_without_first(matrix: AttentionMatrix) -> torch.Tensor:
         bias=problem.bias,
         scale=matrix.scale,
         softcap=problem.softcap,
+        score=None if problem.score is None else problem.score.fn,
         backend=matrix.plan().backend,
     )
     distance: torch.Tensor = rest.distance()[0].masked_fill(rest.lse[0] == -math.inf, math.nan)

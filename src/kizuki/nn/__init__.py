@@ -7,6 +7,6 @@ pages.py    attention on pages that somebody else owns
 from __future__ import annotations
 
 from .cache import KVCache
-from .pages import paged_attention
+from .pages import paged_attend, paged_attention
 
-__all__ = ["KVCache", "paged_attention"]
+__all__ = ["KVCache", "paged_attend", "paged_attention"]

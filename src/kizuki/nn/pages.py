@@ -8,10 +8,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from .. import autograd
 from ..errors import KizukiTypeError, OptionError, ShapeError, show
-from ..mask import Bounds, Mask, as_mask
-from ..operator import AttentionMatrix, attend
-from ..problem import Problem
+from ..mask import FAR, Bounds, Mask, as_mask
+from ..operator import AttentionMatrix, make
+from ..problem import DTYPES, Problem, check_value
+
+# What may go along; causal= and window= may not: where a query stands is known.
+OPTIONS = ("bias", "scale", "softcap", "sinks", "score", "backend")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +38,7 @@ def newest(lengths: Tensor, queries: int, window: int | None) -> Ranges:
     With a window w, only the last w keys up to its own.
     """
     stop = lengths[:, None] - queries + torch.arange(queries, device=lengths.device) + 1
-    first = torch.zeros_like(stop) if window is None else (stop - window).clamp(min=0)
+    first = torch.zeros_like(stop) if window is None else (stop - min(window, FAR)).clamp(min=0)
     return Ranges(first, stop)
 
 
@@ -47,7 +51,6 @@ def paged_attention(
     *,
     window: int | None = None,
     mask: Mask | Tensor | None = None,
-    backend: str = "auto",
     **options: Any,
 ) -> Tensor:
     """Attention of the newest queries on a cache in pages: `[batch, heads, queries, value_dim]`.
@@ -57,19 +60,22 @@ def paged_attention(
 
     Arguments:
         query: `[batch, heads, queries, head_dim]`, the last positions of every sequence.
-        key_pages, value_pages: `[pages, kv_heads, page, head_dim | value_dim]`, shared by all sequences.
+        key_pages, value_pages: `[pages, kv_heads, page, head_dim | value_dim]`, shared by all sequences, any strides.
         table: integer `[batch, most_pages]`, the pages of each sequence in order; entries past a sequence's
             length are never read and may be anything.
         lengths: integer `[batch]`, the keys of each sequence, the queries' own among them.
-        window, mask, scale, softcap, sinks, bias: as `kizuki.attention`; a mask or bias counts keys from 0 to
-            the longest sequence's length.
+        window, mask, bias, scale, softcap, sinks, score, backend: as `kizuki.attention`; a mask or bias counts
+            keys from 0 to the longest sequence's length.
 
-    On a CPU the pages are read where they lie (few queries at a time: 16 rows that share a key head), nothing is
-    gathered, and the bits are those of the same keys lying in one piece. Elsewhere, with head_dim not a multiple
-    of the vector width, or where a gradient is wanted, keys and values are gathered first: O(keys) memory.
+    On a CPU pages are read where they lie: by few queries (16 rows that share a key head) as they are, by more
+    through one pass of packing, as keys in one piece are; the bits are those of the same keys in one piece.
+    Elsewhere, and where a derivative is asked for, keys and values are gathered first: O(keys) memory.
 
     Raises ShapeError, OptionError or KizukiTypeError in one line before anything is read: a page out of range, a
-    length past the table, more queries than keys.
+    length past the table, more queries than keys, other dtypes or devices.
+
+    Time: that of `kizuki.attention` on the visible keys, and O(table) to check it. Source: Kwon et al. 2023
+    (PagedAttention), section 4.
 
         >>> import torch
         >>> from kizuki.nn import paged_attention
@@ -78,45 +84,101 @@ def paged_attention(
         >>> paged_attention(torch.randn(1, 1, 1, 8), pages, pages, table, torch.tensor([3])).shape
         torch.Size([1, 1, 1, 8])
     """
-    table, lengths = check(query, key_pages, value_pages, table, lengths, window, "kizuki.nn.paged_attention")
-    rule: Mask = newest(lengths, query.shape[-2], window)
-    if mask is not None:
-        rule = rule & as_mask(mask, "kizuki.nn.paged_attention")
-    longest = int(lengths.max()) if lengths.numel() else 0
-    # Keys of the right shape that are one key over and over: only where they lie is different.
-    shape = (query.shape[0], key_pages.shape[1], longest)
-    some = (key_pages[:1, :, :1], value_pages[:1, :, :1])
+    if torch.compiler.is_compiling():  # addresses have no place in a graph: one break around the call
+        here = torch.compiler.disable(paged_attention)
+        return cast(
+            Tensor,
+            here(query, key_pages, value_pages, table, lengths, window=window, mask=mask, **options),
+        )
+    caller = "kizuki.nn.paged_attention"
+    table, lengths, longest = check(query, key_pages, value_pages, table, lengths, window, caller)
+    rule = rule_of(lengths, query.shape[-2], window, mask, caller)
+    return mix(caller, query, key_pages, value_pages, table, longest, rule, options)
+
+
+def paged_attend(
+    query: Tensor,
+    key_pages: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    *,
+    window: int | None = None,
+    mask: Mask | Tensor | None = None,
+    **options: Any,
+) -> AttentionMatrix:
+    """The weights of `paged_attention` as a matrix to look at, `[batch, heads, queries, longest length]`.
+
+    Arguments and errors are those of `paged_attention`. The keys are gathered: O(keys) memory. Key j of A is
+    position j of its sequence.
+
+        >>> import torch
+        >>> from kizuki.nn import paged_attend
+        >>> pages = torch.zeros(3, 1, 2, 8)
+        >>> A = paged_attend(torch.zeros(1, 1, 1, 8), pages, torch.tensor([[2, 0]]), torch.tensor([4]))
+        >>> A[0, 0, 0]
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+    caller = "kizuki.nn.paged_attend"
+    table, lengths, longest = check(query, key_pages, key_pages, table, lengths, window, caller)
+    rule = rule_of(lengths, query.shape[-2], window, mask, caller)
+    check_options(caller, options)
+    return make(caller, query, gather(key_pages, table, longest), mask=rule, **options)
+
+
+def rule_of(
+    lengths: Tensor, queries: int, window: int | None, mask: Mask | Tensor | None, caller: str
+) -> Mask:
+    """What the newest queries see, and of that what `mask` leaves."""
+    rule = newest(lengths, queries, window)
+    return rule if mask is None else rule & as_mask(mask, caller)
+
+
+def mix(
+    caller: str,
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    table: Tensor,
+    longest: int,
+    rule: Mask,
+    options: dict[str, Any],
+) -> Tensor:
+    """`paged_attention` once table and lengths are known to be right."""
+    check_options(caller, options)
     if key_pages.shape[0] and key_pages.shape[2]:
-        key, value = (t.expand(*shape, t.shape[-1]) for t in some)
-        A = attend(query, key, mask=rule, backend=backend, **options)
-        if _native(A, value, key_pages, value_pages):
+        # Keys of the right shape that are one key over and over: only where they lie is different.
+        key, value = (t[:1, :, :1].expand(query.shape[0], -1, longest, -1) for t in (key_pages, value_pages))
+        A = make(caller, query, key, mask=rule, **options)
+        check_value(A.problem, value, "value_pages", caller)
+        if A.backend.name == "cpu" and not autograd.wanted(A.problem, value):
             from ..cpu import paged
 
-            return paged.forward(A.problem, key_pages, value_pages, table)
+            own_key, own_value = key_pages.resolve_neg(), value_pages.resolve_neg()
+            return paged.forward(A.problem, own_key, own_value, table)
     key, value = (gather(pages, table, longest) for pages in (key_pages, value_pages))
-    return cast(Tensor, attend(query, key, mask=rule, backend=backend, **options) @ value)
+    return cast(Tensor, make(caller, query, key, mask=rule, **options) @ value)
 
 
-def _native(A: AttentionMatrix, value: Tensor, *pages: Tensor) -> bool:
-    if A.backend.name != "cpu":
-        return False
-    tensors = (A.problem.query, A.problem.bias, A.problem.sinks, *pages)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return False
-    from ..cpu import paged
-
-    return paged.reads(A.problem, value)
+def check_options(caller: str, options: dict[str, Any]) -> None:
+    """Raise where an option is none that fits the newest queries of a cache."""
+    for name in options:
+        if name in ("causal", "window"):
+            raise OptionError(
+                f"{caller}: {name} is {options[name]!r} but each query already sees the keys up to its own position; "
+                "leave it out (a window is what the cache is made with)"
+            )
+        if name not in OPTIONS:
+            raise OptionError(f"{caller}: there is no option {name!r}; there are mask, {', '.join(OPTIONS)}")
 
 
 def gather(pages: Tensor, table: Tensor, length: int) -> Tensor:
     """The keys of every sequence in one piece, `[batch, kv_heads, length, width]`; past a sequence's end, anything."""
     page = pages.shape[2]
     count = -(-length // page) if page else 0
-    found = pages[
-        table[:, :count].clamp(0, max(0, pages.shape[0] - 1))
-    ]  # [batch, count, kv_heads, page, width]
-    whole = found.transpose(1, 2).reshape(table.shape[0], pages.shape[1], count * page, pages.shape[-1])
-    return whole[:, :, :length]
+    places = table[:, :count].clamp(0, max(0, pages.shape[0] - 1))
+    found = pages[places]  # [batch, count, kv_heads, page, width]
+    shape = (table.shape[0], pages.shape[1], count * page, pages.shape[-1])
+    return found.transpose(1, 2).reshape(shape)[:, :, :length]
 
 
 def check(
@@ -127,8 +189,13 @@ def check(
     lengths: Tensor,
     window: int | None,
     caller: str,
-) -> tuple[Tensor, Tensor]:
-    """Everything a raw address could be led astray by; the table and the lengths as int64."""
+) -> tuple[Tensor, Tensor, int]:
+    """Everything a raw address could be led astray by; the table and the lengths as int64, and the longest."""
+    if torch._C._are_functorch_transforms_active():
+        raise OptionError(
+            f"{caller}: a transform of torch.func cannot follow a block table; call it outside, or give keys in one "
+            "piece to kizuki.attention"
+        )
     for name, t, axes in (
         ("query", query, "[batch, heads, queries, head_dim]"),
         ("key_pages", key_pages, "[pages, kv_heads, page, head_dim]"),
@@ -138,6 +205,13 @@ def check(
             raise KizukiTypeError(f"{caller}: {name} is a {type(t).__name__} but must be a tensor {axes}")
         if t.dim() != 4:
             raise ShapeError(f"{caller}: {name} has shape {show(t)} but must be {axes}")
+        if t.dtype not in DTYPES or t.dtype is not query.dtype:
+            want = "float16, bfloat16, float32 or float64" if t is query else f"that of query, {query.dtype}"
+            raise KizukiTypeError(f"{caller}: {name} has dtype {t.dtype} but must have {want}; convert it")
+        if t.device != query.device:
+            raise KizukiTypeError(
+                f"{caller}: {name} is on {t.device} but query is on {query.device}; move one of them"
+            )
     if key_pages.shape[:3] != value_pages.shape[:3]:
         raise ShapeError(
             f"{caller}: value_pages has shape {show(value_pages)} but key_pages {show(key_pages)}; pages, kv_heads and "
@@ -146,7 +220,8 @@ def check(
     batch = query.shape[0]
     made = []
     for name, t, dims in (("table", table, 2), ("lengths", lengths, 1)):
-        if not isinstance(t, Tensor) or t.dtype.is_floating_point or t.dtype is torch.bool:
+        whole = isinstance(t, Tensor) and not (t.is_floating_point() or t.is_complex())
+        if not whole or t.dtype is torch.bool:
             kind = t.dtype if isinstance(t, Tensor) else type(t).__name__
             raise KizukiTypeError(f"{caller}: {name} is {kind} but must be an integer tensor")
         if t.dim() != dims or t.shape[0] != batch:
@@ -157,7 +232,7 @@ def check(
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise OptionError(f"{caller}: window is {window!r} but must be a whole number >= 1, or None")
     if not batch:
-        return table, lengths
+        return table, lengths, 0
     page, pages = key_pages.shape[2], key_pages.shape[0]
     low, high, room = int(lengths.min()), int(lengths.max()), table.shape[1] * page
     if low < query.shape[2]:
@@ -171,7 +246,10 @@ def check(
             "more columns"
         )
     used = torch.arange(table.shape[1], device=table.device) * page < lengths[:, None]
-    if bool((used & ((table < 0) | (table >= pages))).any()):
-        wrong = int(table[used & ((table < 0) | (table >= pages))][0])
-        raise OptionError(f"{caller}: table holds page {wrong} but there are pages 0 … {pages - 1}")
-    return table, lengths
+    wrong = used & ((table < 0) | (table >= pages))
+    if bool(wrong.any()):
+        raise OptionError(
+            f"{caller}: table holds page {int(table[wrong][0])} but key_pages has {pages} pages; entries that are used "
+            f"must be >= 0 and < {pages}"
+        )
+    return table, lengths, high

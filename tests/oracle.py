@@ -34,11 +34,6 @@ def _available() -> list[str]:
 BACKENDS = _available()
 
 
-def backends_for(dtype: torch.dtype) -> list[str]:
-    """The backends that run a dtype: the compiled one is float32."""
-    return [name for name in BACKENDS if name == "portable" or dtype is torch.float32]
-
-
 def grid(queries: int, keys: int, sees: Callable[[int, int], bool]) -> np.ndarray:
     """`[queries, keys]`, True where `sees(i, j)`."""
     made = np.zeros((queries, keys), dtype=bool)

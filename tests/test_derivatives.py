@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import kizuki
-from kizuki import masks
+from kizuki import library, masks, rules
 
 F64 = torch.float64
 
@@ -277,6 +277,29 @@ def test_vmap_over_rules_and_functions() -> None:
     assert torch.equal(vmap(run)(query, lengths, seen), one_by_one)
     with pytest.raises(kizuki.OptionError, match="lengths key spans"):
         vmap(run)(query, lengths + 5, seen)
+
+
+def test_vmap_keeps_one_function_for_one_function() -> None:
+    """A graph keeps the functions it holds, so a new wrapper for each call would be kept for ever."""
+    query = randn(3, 1, 2, 5, 4)
+
+    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s * (b + 1)
+
+    def run(q: Tensor) -> Tensor:
+        rule = rules.encode(masks.where(odd), library.number_of)
+        kept = library.number_of(score)
+        options = list(rule.tensors), rule.text, list(rule.numbers), None, None, "portable", kept, 0.0, None
+        return torch.ops.kizuki.attention(q, q, q, None, None, None, *options)[0]
+
+    def odd(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (b + i + j) % 2 == 0
+
+    first = vmap(run)(query)
+    known = len(library._functions)
+    for _ in range(3):
+        assert torch.equal(vmap(run)(query), first)
+    assert len(library._functions) == known
 
 
 def test_vmap_drops_the_same_weights_in_every_copy() -> None:

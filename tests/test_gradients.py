@@ -168,12 +168,13 @@ def test_large_scores(backend: str) -> None:
     ],
     ids=["bare", "causal", "softcap", "window or key", "lengths"],
 )
-def test_gradcheck(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradcheck(options: dict[str, Any], backend: str) -> None:
     query, key, value = leaves(*(randn(1, h, 4, 3, seed=s, dtype=F64) for s, h in enumerate((2, 1, 2))))
     bias, sinks = leaves(randn(2, 1, 4, seed=7, dtype=F64), randn(2, seed=8, dtype=F64))
 
     def run(*t: Tensor) -> Tensor:
-        return kizuki.attention(*t[:3], bias=t[3], sinks=t[4], **options, backend="portable")
+        return kizuki.attention(*t[:3], bias=t[3], sinks=t[4], **options, backend=backend)
 
     assert torch.autograd.gradcheck(run, (query, key, value, bias, sinks))
 
@@ -286,13 +287,14 @@ def test_a_learned_scalar_and_a_table_reach_their_parameters(backend: str) -> No
         assert_accurate(a, b, c)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype: torch.dtype) -> None:
+def test_half_precision(dtype: torch.dtype, backend: str) -> None:
     query, key, value = (randn(2, 4, 17, 16, seed=s, dtype=dtype) for s in range(3))
     upstream = randn(2, 4, 17, 16, seed=5, dtype=dtype)
     options = {"causal": True, "bias": randn(4, 1, 17, seed=6, dtype=dtype)}
     assert_gradients(
-        query, key, value, backend="portable", options=options, visible=causal(17, 17), upstream=upstream
+        query, key, value, backend=backend, options=options, visible=causal(17, 17), upstream=upstream
     )
 
 

@@ -385,6 +385,21 @@ def test_fake_and_meta_tensors_have_a_shape_and_no_numbers() -> None:
         kizuki.attention(x, x, x[:, :, :3])
 
 
+def test_what_needs_no_numbers_is_checked_without_them() -> None:
+    x = torch.empty(2, 4, 5, 8, device="meta")
+    for wrong in (masks.lengths(key=[1, 2, 3]), masks.causal() & ~masks.lengths(query=[1, 2, 3])):
+        with pytest.raises(kizuki.ShapeError, match="lengths"):
+            kizuki.attention(x, x, x, mask=wrong)
+    with FakeTensorMode():
+        y = torch.empty(2, 4, 5, 8)
+        for call in (kizuki.attention, kizuki.scaled_dot_product_attention):
+            name = "dropout" if call is kizuki.attention else "dropout_p"
+            with pytest.raises(kizuki.OptionError, match=f"{name} is 1.5"):
+                call(y, y, y, **{name: 1.5})
+            with pytest.raises(kizuki.KizukiTypeError, match=f"{name} is"):
+                call(y, y, y, **{name: "a lot"})
+
+
 def test_modes_see_one_operator() -> None:
     graph = make_fx(lambda *t: kizuki.attention(*t))(*qkv(5, grad=False))
     targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]

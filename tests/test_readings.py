@@ -514,9 +514,21 @@ def test_observe_must_be_an_observe(backend: str) -> None:
         kizuki.attention(x, x, x, backend=backend, observe=True)  # type: ignore[call-overload]
 
 
-def test_the_plan_is_the_same_with_gradients(backend: str) -> None:
-    """Each backend computes the first gradients of what it computed, so there is nobody else to name."""
+def test_each_backend_computes_the_gradients_of_what_it_computed(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan names one backend, so there may be nobody else to compute them."""
     q, k = torch.randn(2, 1, 2, 5, 4).unbind(0)
     plan = str(kizuki.attend(q, k, backend=backend).plan())
     assert str(kizuki.attend(q.requires_grad_(), k, backend=backend).plan()) == plan
     assert plan.startswith(backend)
+    called = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        called.append("portable")
+        return actual(*args, **options)
+
+    actual = portable.backward
+    monkeypatch.setattr(portable, "backward", counted)
+    kizuki.attention(q, k, k, backend=backend).sum().backward()
+    assert called == (["portable"] if backend == "portable" else [])

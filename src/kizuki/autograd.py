@@ -19,7 +19,7 @@ from .backends import Backend
 from .differentiable import Program, Recipe, apply, evaluate, formula, one_by_one, pullback, pushforward
 from .errors import OptionError
 from .problem import Problem
-from .rules import encode, in_front, leaves, replace_tensors, spread
+from .rules import encode, for_copies, in_front, leaves, replace_tensors, spread
 
 INPUTS = 6  # query, key, value, bias, sinks, scale
 Needs = tuple[bool, ...]  # which of them a gradient is asked for
@@ -279,8 +279,7 @@ def stack(
         mask = replace_tensors(mask, tensors, wrap)
     score, batch = problem.score, max(1, problem.batch)
     if score is not None:  # it goes on seeing the batch index it was written for
-        fn = score.fn
-        score = functions.Score(lambda s, b, h, i, j: fn(s, b % batch, h, i, j))
+        score = functions.Score(for_copies(score.fn, batch, score=True))
     wider = replace(problem, lead=(copies, *problem.lead), has_heads=True, mask=mask, score=score)
     return [*stacked, *operands[4:]], replace(recipe, problem=wider), tensors
 

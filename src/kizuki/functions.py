@@ -64,29 +64,26 @@ class Survey:
     """What a function refers to: `key` is equal for functions that compile to the same code."""
 
     node: Node
+    kind: str  # "mask" or "score"
     key: Hashable
     arrays: list[Tensor | np.ndarray]
-    raises: bool  # whether it may raise: it reads an array, or says so
 
 
 @lru_cache(maxsize=1024)
-def _names(code: CodeType) -> tuple[tuple[str, ...], frozenset[str], bool]:
-    """The global names code reads, all names it mentions, whether it raises; its inner functions included."""
+def _names(code: CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The global names code reads, and all names it mentions; its inner functions included."""
     outside: dict[str, None] = {}
     mentioned: set[str] = set()
-    raises = False
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             outside[str(step.argval)] = None
-        raises = raises or step.opname == "RAISE_VARARGS"
         mentioned.update(a for a in _texts(step.argval))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            more, names, also = _names(constant)
+            more, names = _names(constant)
             outside.update(dict.fromkeys(more))
             mentioned |= names
-            raises = raises or also
-    return tuple(outside), frozenset(mentioned), raises
+    return tuple(outside), frozenset(mentioned)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -100,10 +97,9 @@ def _texts(value: Any) -> Iterator[str]:
 def survey(fn: Any, kind: str) -> Survey:
     """What `fn` refers to now. Raises Unfit where something in it cannot be part of compiled code."""
     arrays: list[Tensor | np.ndarray] = []
-    found = {"raises": False}
-    node, key = _visit(fn, arrays, found, ())
+    node, key = _visit(fn, arrays, ())
     _count(node.fn, len(ARGUMENTS[kind]))
-    return Survey(node, (kind, key), arrays, found["raises"] or bool(arrays))
+    return Survey(node, kind, (kind, key), arrays)
 
 
 def _count(fn: FunctionType, wanted: int) -> None:
@@ -115,9 +111,7 @@ def _count(fn: FunctionType, wanted: int) -> None:
         raise Unfit(f"takes {code.co_argcount} arguments, not {wanted}")
 
 
-def _visit(
-    fn: Any, arrays: list[Tensor | np.ndarray], found: dict[str, bool], trail: tuple[Any, ...]
-) -> tuple[Node, Hashable]:
+def _visit(fn: Any, arrays: list[Tensor | np.ndarray], trail: tuple[Any, ...]) -> tuple[Node, Hashable]:
     plain = getattr(fn, "py_func", fn)  # a function that Numba already compiles is taken as it was written
     if not isinstance(plain, FunctionType):
         raise Unfit(f"is a {type(fn).__name__}, not a plain function")
@@ -125,8 +119,7 @@ def _visit(
     if plain in trail:
         raise Unfit(f"calls itself ({plain.__qualname__})")
     node, keys = Node(plain), []
-    outside, _, raises = _names(code)
-    found["raises"] = found["raises"] or raises
+    outside, _ = _names(code)
     places: list[tuple[str, str, Any]] = []
     for name, cell in zip(code.co_freevars, plain.__closure__ or (), strict=True):
         try:
@@ -136,7 +129,7 @@ def _visit(
     places += [("global", name, plain.__globals__[name]) for name in outside if name in plain.__globals__]
     places += [("default", "a default", value) for value in plain.__defaults__ or ()]
     for place, name, value in places:
-        spec, key = _classify(name, value, arrays, found, (*trail, plain))
+        spec, key = _classify(name, value, arrays, (*trail, plain))
         keys.append((place, name, key))
         if place == "cell":
             node.cells.append(spec)
@@ -148,7 +141,7 @@ def _visit(
 
 
 def _classify(
-    name: str, value: Any, arrays: list[Tensor | np.ndarray], found: dict[str, bool], trail: tuple[Any, ...]
+    name: str, value: Any, arrays: list[Tensor | np.ndarray], trail: tuple[Any, ...]
 ) -> tuple[tuple[str, Any], Hashable]:
     if isinstance(value, Tensor):
         if value.layout is not torch.strided or value.dtype not in DTYPES or value.device.type != "cpu":
@@ -156,14 +149,14 @@ def _classify(
         if type(value) not in (Tensor, torch.nn.Parameter):
             raise Unfit(f"uses {name}, a {type(value).__name__}")
         if value.dim() == 0:
-            return _classify(name, value.item(), arrays, found, trail)
+            return _classify(name, value.item(), arrays, trail)
         arrays.append(value)
         return ("array", len(arrays) - 1), ("array", len(arrays) - 1, DTYPES[value.dtype].str, value.dim())
     if isinstance(value, np.ndarray):
         if value.dtype not in DTYPES.values() or not value.dtype.isnative:
             raise Unfit(f"uses {name}, an array of {value.dtype}")
         if value.ndim == 0:
-            return _classify(name, value.item(), arrays, found, trail)
+            return _classify(name, value.item(), arrays, trail)
         arrays.append(value)
         return ("array", len(arrays) - 1), ("array", len(arrays) - 1, value.dtype.str, value.ndim)
     if value is None or isinstance(value, NUMBERS) or _is_numbers(value):
@@ -177,7 +170,7 @@ def _classify(
     ):
         return ("value", value), ("builtin", repr(value))
     if isinstance(getattr(value, "py_func", value), FunctionType):
-        node, key = _visit(value, arrays, found, trail)
+        node, key = _visit(value, arrays, trail)
         return ("function", node), ("function", key)
     raise Unfit(f"uses {name}, a {type(value).__name__}")
 

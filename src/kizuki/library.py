@@ -22,7 +22,8 @@ from . import portable
 from .autograd import first_gradients, gradients, stack
 from .backends import Portable, choose
 from .differentiable import Recipe, evaluate, one_by_one, pullback
-from .dropout import SEEDS
+from .dropout import check as check_dropout
+from .dropout import seed
 from .errors import OptionError, ShapeError, show
 from .mask import Mask
 from .problem import Problem, build, check_value, join_masks
@@ -30,8 +31,8 @@ from .rules import decode, encode
 
 CALLER = "kizuki.attention"
 
-# Functions of masks.where stand in a graph as numbers of this process; they live as long as it does, as the
-# graph may.
+# Functions of masks.where and of scores stand in a graph as numbers of this process; they live as long as it does,
+# as the graph may.
 _functions: list[Callable[..., Any]] = []
 _numbers: dict[int, int] = {}
 _lock = threading.Lock()
@@ -53,8 +54,8 @@ number_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _function(number: int) -> Callable[..., Any]:
     if not 0 <= number < len(_functions):
         raise OptionError(
-            f"kizuki::attention: the rule holds function {number}, which this process does not know; functions of "
-            "masks.where cannot leave the process they were traced in"
+            f"kizuki::attention: the rule holds function {number}, which this process does not know; Python functions "
+            "cannot leave the process they were traced in"
         )
     return _functions[number]
 
@@ -87,6 +88,7 @@ def attention(
     generator: torch.Generator | None,
 ) -> Tensor:
     """`kizuki.attention` for a tracer: one call of the operator, its mask written down."""
+    check_dropout(dropout, generator, CALLER)
     rule = encode(join_masks(CALLER, mask, causal, window), _keep)
     learned = scale if isinstance(scale, Tensor) else None
     number = None if scale is None or isinstance(scale, Tensor) else float(scale)
@@ -105,16 +107,9 @@ def attention(
         backend,
         None if score is None else _keep(score, "score"),
         float(dropout),
-        _seed(dropout, generator),
+        None if dropout == 0 else seed(generator),
     )
     return cast(Tensor, output)
-
-
-def _seed(dropout: float, generator: torch.Generator | None) -> Tensor | None:
-    """The seed of one call as a tensor, so that a graph draws a new one each time it runs."""
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
-        raise OptionError(f"{CALLER}: dropout is {dropout} but must be a number in 0 … 1")
-    return None if dropout == 0 else torch.randint(0, SEEDS, (), dtype=torch.int64, generator=generator)
 
 
 def _covering(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

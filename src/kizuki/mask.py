@@ -44,7 +44,7 @@ class Bounds:
 
 
 class Mask:
-    """A rule saying which keys each query can see. Build one with the functions of this module."""
+    """A rule saying which keys each query can see. Build one with the functions of masks.py."""
 
     def __and__(self, other: Mask | Tensor) -> Mask:
         return And(self, as_mask(other, "mask & other"))
@@ -66,8 +66,8 @@ class Mask:
             "kizuki.masks: a mask has no truth value; combine masks with &, | and ~, not and/or/not"
         )
 
-    def check(self, problem: Problem, caller: str) -> None:
-        """Raise unless this mask fits the problem."""
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
+        """Raise unless this mask fits the problem; without `values`, as far as shapes say."""
 
     def visible(self, problem: Problem, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Whether query i of batch b, head h sees key j, elementwise over int64 index tensors that broadcast."""
@@ -75,12 +75,7 @@ class Mask:
 
     def tile(self, problem: Problem, rows: slice, cols: slice) -> Tensor:
         """The same on one tile of A, `[1|batch, 1|heads, 1|rows, 1|cols]`."""
-        device = problem.device
-        b = torch.arange(problem.batch, device=device).view(-1, 1, 1, 1)
-        h = torch.arange(problem.heads, device=device).view(1, -1, 1, 1)
-        i = torch.arange(rows.start, rows.stop, device=device).view(1, 1, -1, 1)
-        j = torch.arange(cols.start, cols.stop, device=device).view(1, 1, 1, -1)
-        return self.visible(problem, b, h, i, j)
+        return self.visible(problem, *functions.places(problem, rows, cols))
 
     def bounds(self, problem: Problem) -> Bounds:
         """The range of keys outside which nothing is visible to each query."""
@@ -135,7 +130,7 @@ def _need_align(problem: Problem, align: str | None, caller: str, name: str, arg
 class Causal(Mask):
     align: Align | None = None
 
-    def check(self, problem: Problem, caller: str) -> None:
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
         _need_align(problem, self.align, caller, "causal", "")
 
     def visible(self, problem: Problem, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -152,7 +147,7 @@ class Window(Mask):
     right: int | None
     align: Align | None = None
 
-    def check(self, problem: Problem, caller: str) -> None:
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
         _need_align(problem, self.align, caller, "window", f"{self.left}, {self.right}, align=")
 
     def visible(self, problem: Problem, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -180,7 +175,7 @@ class Documents(Mask):
     ids: Tensor
     key_ids: Tensor
 
-    def check(self, problem: Problem, caller: str) -> None:
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
         for name, ids, length, axis in (
             ("ids", self.ids, problem.queries, "queries"),
             ("key_ids", self.key_ids, problem.keys, "keys"),
@@ -234,7 +229,7 @@ class Keys(Mask):
 
     seen: Tensor
 
-    def check(self, problem: Problem, caller: str) -> None:
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
         if self.seen.shape[-1] != problem.keys:
             raise ShapeError(
                 f"{caller}: keys mask covers {self.seen.shape[-1]} keys but there are {problem.keys}; give [keys] or "
@@ -266,7 +261,7 @@ class Lengths(Mask):
     query: Tensor | None
     key: Tensor | None
 
-    def check(self, problem: Problem, caller: str) -> None:
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
         for name, given, limit, axis in (
             ("query", self.query, problem.queries, "queries"),
             ("key", self.key, problem.keys, "keys"),
@@ -280,7 +275,7 @@ class Lengths(Mask):
                     "each batch entry"
                 )
             _check_device(problem, given, f"lengths {name}", caller, movable=True)
-            if given.numel() and (int(given.min()) < 0 or int(given.max()) > limit):
+            if values and given.numel() and (int(given.min()) < 0 or int(given.max()) > limit):
                 raise OptionError(
                     f"{caller}: lengths {name} spans {int(given.min())} to {int(given.max())} but must lie "
                     f"in 0 … {limit}, "
@@ -315,7 +310,7 @@ class Dense(Mask):
     def tensors(self) -> list[Tensor]:
         return [self.tensor]
 
-    def check(self, problem: Problem, caller: str) -> None:
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
         from .problem import check_pairs
 
         check_pairs(caller, "mask", self.tensor, problem)
@@ -337,9 +332,9 @@ class Where(Mask):
     def tensors(self) -> list[Tensor]:
         return functions.tensors(self.fn)
 
-    def check(self, problem: Problem, caller: str) -> None:
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
         # A few entries are asked for at once, so that a wrong fn is an error of `attend` and not of a later read.
-        if math.prod(problem.shape):
+        if values and 0 not in problem.shape:
             self.tile(problem, slice(0, min(2, problem.queries)), slice(0, min(2, problem.keys)))
 
     def visible(self, problem: Problem, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -374,9 +369,9 @@ class And(Mask):
     left: Mask
     right: Mask
 
-    def check(self, problem: Problem, caller: str) -> None:
-        self.left.check(problem, caller)
-        self.right.check(problem, caller)
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
+        self.left.check(problem, caller, values)
+        self.right.check(problem, caller, values)
 
     def tensors(self) -> list[Tensor]:
         return self.left.tensors() + self.right.tensors()
@@ -420,9 +415,9 @@ class Or(Mask):
     left: Mask
     right: Mask
 
-    def check(self, problem: Problem, caller: str) -> None:
-        self.left.check(problem, caller)
-        self.right.check(problem, caller)
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
+        self.left.check(problem, caller, values)
+        self.right.check(problem, caller, values)
 
     def tensors(self) -> list[Tensor]:
         return self.left.tensors() + self.right.tensors()
@@ -446,8 +441,8 @@ class Or(Mask):
 class Not(Mask):
     inner: Mask
 
-    def check(self, problem: Problem, caller: str) -> None:
-        self.inner.check(problem, caller)
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
+        self.inner.check(problem, caller, values)
 
     def tensors(self) -> list[Tensor]:
         return self.inner.tensors()

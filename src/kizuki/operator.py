@@ -190,6 +190,17 @@ def attention(
     """
     if isinstance(query, Tensor) and autocast(query.device.type):
         query, key, value = (_cast(t, query.device.type) for t in (query, key, value))
+    options: Options = {
+        "mask": mask,
+        "causal": causal,
+        "window": window,
+        "bias": bias,
+        "scale": scale,
+        "softcap": softcap,
+        "sinks": sinks,
+        "score": score,
+        "backend": backend,
+    }
     if _traced(query, key, value):
         if observe is not None:
             raise OptionError(
@@ -200,15 +211,7 @@ def attention(
             query,
             key,
             value,
-            mask=mask,
-            causal=causal,
-            window=window,
-            bias=bias,
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
-            score=score,
-            backend=backend,
+            **options,
             dropout=dropout,
             generator=generator,
         )
@@ -216,15 +219,7 @@ def attention(
         "kizuki.attention",
         query,
         key,
-        mask=mask,
-        causal=causal,
-        window=window,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        score=score,
-        backend=backend,
+        **options,
     )
     problem = matrix.problem
     check_value(problem, value, caller="kizuki.attention")

@@ -358,7 +358,7 @@ def backward(
         if sums.value is not None:
             staying = dropped(problem, weights, rows, cols)
             part = mix(staying.transpose(-1, -2), grad[:, :, rows], None if plain_grad else _flip(seen))
-            sums.value[:, :, cols] += _fold_heads(part, value.shape[1])
+            sums.value[:, :, cols] += fold_heads(part, value.shape[1])
         if sums.query is None and sums.key is None and sums.bias is None:
             continue
         d_weights = grouped(grad[:, :, rows], value[:, :, cols].to(dtype).transpose(-1, -2))
@@ -374,7 +374,7 @@ def backward(
         if sums.key is not None:
             seen = None if plain_query else _flip(seen)
             part = mix(d_scores.transpose(-1, -2), query[:, :, rows].to(dtype), seen) * problem.scale
-            sums.key[:, :, cols] += _fold_heads(part, key.shape[1])
+            sums.key[:, :, cols] += fold_heads(part, key.shape[1])
     return sums
 
 
@@ -383,7 +383,7 @@ def _only(seen: Tensor | None, tensor: Tensor) -> Tensor:
     return tensor if seen is None else torch.where(seen, tensor, 0.0)
 
 
-def _fold_heads(tensor: Tensor, heads: int) -> Tensor:
+def fold_heads(tensor: Tensor, heads: int) -> Tensor:
     """Sum the query heads that share a key head: `[b, H, n, d]` → `[b, heads, n, d]`."""
     if tensor.shape[1] == heads:
         return tensor

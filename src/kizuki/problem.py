@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import functions, masks, rules
+from . import functions, masks
 from .errors import KizukiTypeError, OptionError, ShapeError, show
 from .mask import as_mask
 
@@ -95,7 +95,7 @@ class Problem:
             inside = (j >= first.unsqueeze(-1)) & (j < stop.unsqueeze(-1))
         if self.residual is None:
             return inside
-        rest = tile(self.residual, self, rows, cols)
+        rest = self.residual.tile(self, rows, cols)
         return rest if inside is None else rest & inside
 
     def result_shape(self, *tail: int) -> tuple[int, ...]:
@@ -215,17 +215,9 @@ def build(
         object.__setattr__(problem, "score", bent)
     rule = join_masks(caller, mask, causal, window)
     if rule is not None:
-        if values:
-            rule.check(problem, caller)
-        else:
-            rules.check_shapes(rule, problem, caller)
+        rule.check(problem, caller, values)
         object.__setattr__(problem, "mask", rule)
     return problem
-
-
-def tile(mask: Mask, problem: Problem, rows: slice, cols: slice) -> Tensor:
-    """`mask` on one tile of A, `[1|batch, 1|heads, 1|rows, 1|cols]`, evaluated from its rule."""
-    return mask.tile(problem, rows, cols)
 
 
 def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:

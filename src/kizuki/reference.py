@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .dropout import dropped
 from .functions import places
-from .problem import Problem, tile
+from .problem import Problem
 
 Array = npt.NDArray[np.float64]
 
@@ -61,7 +61,7 @@ def evaluate(problem: Problem, value: Tensor | None = None) -> Reference:
         if problem.score is not None:
             visible = visible & (scores != -np.inf)
         if problem.mask is not None:
-            seen = tile(problem.mask, problem, slice(0, problem.queries), slice(0, problem.keys))
+            seen = problem.mask.tile(problem, slice(0, problem.queries), slice(0, problem.keys))
             visible = visible & np.broadcast_to(seen.cpu().numpy(), shape)
         scores = np.where(visible, scores, -np.inf)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
@@ -28,9 +29,6 @@ class Rule:
     text: str
     numbers: tuple[int, ...]
     tensors: tuple[Tensor, ...]
-
-
-NOTHING = Rule("", (), ())
 
 
 def encode(mask: Mask | None, keep: Keep) -> Rule:
@@ -128,15 +126,15 @@ def decode(
     return stack.pop() if stack else None
 
 
-def check_shapes(mask: Mask, problem: Problem, caller: str) -> None:
-    """`mask.check` as far as it reads shapes only: where values cannot be read, they are checked at run time."""
-    if isinstance(mask, (And, Or)):
-        check_shapes(mask.left, problem, caller)
-        check_shapes(mask.right, problem, caller)
-    elif isinstance(mask, Not):
-        check_shapes(mask.inner, problem, caller)
-    elif not isinstance(mask, (Lengths, Where)):
-        mask.check(problem, caller)
+@lru_cache(maxsize=256)
+def for_copies(fn: Callable[..., Any], batch: int, score: bool = False) -> Callable[..., Any]:
+    """`fn` of a mask, or of a score, for copies of the problem in front of its batch.
+
+    It goes on seeing the batch index it was written for. The same wrapper for the same function: a graph keeps it.
+    """
+    if score:
+        return lambda s, b, h, i, j: fn(s, b % batch, h, i, j)
+    return lambda b, h, i, j: fn(b % batch, h, i, j)
 
 
 def spread(
@@ -167,10 +165,7 @@ def spread(
                 made.append(full.reshape(count * problem.batch, *length))
     batch = max(1, problem.batch)
 
-    def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda b, h, i, j: fn(b % batch, h, i, j)
-
-    return tuple(made), wrap
+    return tuple(made), lambda fn: for_copies(fn, batch)
 
 
 def in_front(tensor: Tensor, rank: int) -> Tensor:
@@ -196,11 +191,10 @@ def leaves(mask: Mask | None) -> tuple[Tensor, ...]:
 
 
 __all__ = [
-    "NOTHING",
     "Rule",
-    "check_shapes",
     "decode",
     "encode",
+    "for_copies",
     "in_front",
     "leaves",
     "replace_tensors",

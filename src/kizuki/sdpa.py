@@ -78,8 +78,8 @@ def scaled_dot_product_attention(
         kinds = ((ShapeError, SdpaShapeError), (OptionError, SdpaOptionError), (TypeError, SdpaTypeError))
         made = next(theirs for ours, theirs in kinds if isinstance(error, ours))
         text = str(error).replace("kizuki.attention: ", f"{CALLER}: ", 1)
-        for ours in ("mask", "bias"):
-            text = text.replace(f"{CALLER}: {ours} ", f"{CALLER}: attn_mask ", 1)
+        for own, ours in (("attn_mask", "mask"), ("attn_mask", "bias"), ("dropout_p", "dropout")):
+            text = text.replace(f"{CALLER}: {ours} ", f"{CALLER}: {own} ", 1)
         raise made(text) from None
 
 
@@ -112,7 +112,6 @@ def _call(
     elif attn_mask is not None:
         _check_mask(attn_mask, query)
         mask, bias = (attn_mask, None) if attn_mask.dtype is torch.bool else (None, attn_mask)
-    _check_dropout(dropout_p)
     return attention(query, key, value, mask=mask, bias=bias, scale=scale, dropout=dropout_p)
 
 
@@ -159,13 +158,6 @@ def _check_mask(attn_mask: Tensor, query: Tensor) -> None:
             f"{CALLER}: attn_mask has dtype {attn_mask.dtype} but must be bool (True takes part), float32 or the "
             f"query's {query.dtype}; convert it"
         )
-
-
-def _check_dropout(dropout_p: float) -> None:
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
-        raise KizukiTypeError(f"{CALLER}: dropout_p is a {type(dropout_p).__name__} but must be a number")
-    if not 0.0 <= dropout_p <= 1.0:
-        raise OptionError(f"{CALLER}: dropout_p is {dropout_p} but must lie in 0 … 1")
 
 
 __all__ = ["scaled_dot_product_attention"]

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from .cells import Cell
-from .measure import Effort, compare, fill
+from .measure import Effort, compare, fill, said
 from .rows import OURS, Row
 
 # Seconds after `import torch`: until a public function is there, and until the first result is.
@@ -35,6 +35,19 @@ def measure(cell: Cell, effort: Effort, threads: int) -> list[Row]:
     """Our row; peers compile nothing and so have none."""
     row = Row(cell, OURS, note="new processes, counted from after `import torch`")
     what = cell.name.partition("/")[2]
+    try:
+        times = _times(what, effort, threads)
+    except (RuntimeError, subprocess.TimeoutExpired) as fault:
+        row.status, row.note = "failed", said(fault)
+        return [row]
+    fill(row, times)
+    rows = [row]
+    compare(rows)
+    return rows
+
+
+def _times(what: str, effort: Effort, threads: int) -> list[float]:
+    """Seconds of each new process."""
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         if what == "filled-cache":
@@ -43,10 +56,7 @@ def measure(cell: Cell, effort: Effort, threads: int) -> list[Row]:
             place = Path(folder) / str(n) if what == "empty-cache" else Path(folder)
             imported, called = _run(place, threads, "import" if what == "import" else "call")
             times.append(imported if what == "import" else called)
-    fill(row, times)
-    rows = [row]
-    compare(rows)
-    return rows
+    return times
 
 
 def _run(cache: Path, threads: int, what: str) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -143,8 +144,6 @@ def _resident(pid: int) -> int:
 
 def slope(points: Sequence[Point], provider: str = OURS) -> float | None:
     """How the extra memory grows: the exponent between the last point and the one 16 times shorter."""
-    import math
-
     ours = {point.tokens: point for point in points if point.provider == provider and not point.failed}
     if not ours or max(ours) // 16 not in ours:
         return None

@@ -116,7 +116,7 @@ def _growth(
 ) -> bool:
     console.print(
         f"causal, one head of 64, float32; each point in a new process; stopped above {growth.SECONDS:.0f} s "
-        f"a call or {growth.BYTES / 1e9:.0f} GB; memory: peak resident above the inputs (VmHWM)",
+        f"a call or {growth.BYTES / 1e9:.0f} GB; memory: peak resident above the inputs",
         soft_wrap=True,
     )
     points = []

@@ -43,15 +43,21 @@ def measure(
         if way is not None and row.median is None:
             ways[provider.name] = way
     if cell.kind == "share" and OURS in ways:
-        row, way = _prepare_whole(cell, threads)
+        row, whole = _prepare_whole(cell, threads)
         rows.insert(1, row)
-        ways[WHOLE] = way
+        if whole is not None:
+            ways[WHOLE] = whole
     for name, times in take_turns({name: way.call for name, way in ways.items()}, effort).items():
         fill(next(row for row in rows if row.provider == name), times)
     for row in rows:
         _rate(row, peaks)
     compare(rows)
     return rows
+
+
+def said(fault: BaseException) -> str:
+    """A fault in one line."""
+    return f"{type(fault).__name__}: {str(fault).strip().partition(chr(10))[0][:200]}"
 
 
 def _prepare(
@@ -83,7 +89,7 @@ def _prepare(
     except CannotDo as reason:
         row.status, row.note = "cannot", str(reason)
     except FAULTS as fault:
-        row.status, row.note = "failed", f"{type(fault).__name__}: {str(fault).strip().partition(chr(10))[0]}"
+        row.status, row.note = "failed", said(fault)
     if best is None or row.status != "ok":
         return row, None
     if best[0] >= SLOW:
@@ -92,16 +98,18 @@ def _prepare(
     return row, best[1]
 
 
-def _prepare_whole(cell: Cell, threads: int) -> tuple[Row, Way]:
+def _prepare_whole(cell: Cell, threads: int) -> tuple[Row, Way | None]:
     """Our own problem without its mask."""
     plain = replace(cell, rule=None)
     data = make_data(plain)
     way = Kizuki().ways(plain, data, threads)[0]
     way.call()
     report = Truth(plain, data).check(WHOLE, way.results())
+    row = Row(plain, WHOLE, note=way.note, error=report.error, allowed=report.allowed)
     if not report.ok:
-        raise RuntimeError(str(report))
-    return Row(plain, WHOLE, note=way.note, error=report.error, allowed=report.allowed), way
+        row.status, row.note = "wrong", str(report).replace("WRONG, ", "")
+        return row, None
+    return row, way
 
 
 def take_turns(calls: dict[str, Callable[[], Any]], effort: Effort) -> dict[str, list[float]]:

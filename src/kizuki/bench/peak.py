@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import llvmlite.binding as llvm
 import numba
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+
+from ..cpu.target import features
 
 CHAINS = 12  # independent sums, enough to hide the latency of a multiply-add on two pipes
 ROUNDS = 8
@@ -35,12 +36,6 @@ class _BFloat(ir.Type):  # type: ignore[misc]
     def _to_string(self) -> str:
         return "bfloat"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
 
 @dataclass(frozen=True)
 class Peak:
@@ -52,8 +47,8 @@ class Peak:
 
 def lanes() -> int:
     """float32 lanes of this processor's vectors."""
-    found = llvm.get_host_cpu_features()
-    return 16 if found.get("avx512f") else 8 if found.get("avx") else 4
+    found = features()
+    return 16 if "avx512f" in found else 8 if "avx" in found else 4
 
 
 def emit(builder: ir.IRBuilder, kind: str, width: int, count: ir.Value, address: ir.Value) -> int:
@@ -173,10 +168,9 @@ def multiply_adds(kind: str, threads: int) -> Peak:
     if kind != "bf16":
         return Peak(chains(kind, threads), f"{kind} multiply-adds in registers")
     found = [Peak(chains("f32", threads), "f32 multiply-adds in registers (widened)")]
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512bf16"):
+    if "avx512bf16" in features():
         found.append(Peak(chains("bf16", threads), "bf16 dot products in registers"))
-    if any(features.get(name) for name in ("avx512bf16", "amx-bf16", "bf16")):
+    if any(name in features() for name in ("avx512bf16", "amx-bf16", "bf16")):
         found.append(Peak(products(torch.bfloat16), "bf16 matrix product of torch"))
     return max(found, key=lambda peak: peak.value)
 

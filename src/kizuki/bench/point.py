@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .cells import Cell
-from .measure import timed
+from .measure import FAULTS, said, timed
 from .providers import CannotDo, Missing, Provider, all_providers, make_data
 from .truth import PEER_SLACK, Truth
 
@@ -104,8 +104,8 @@ def main(name: str, tokens: int, threads: int) -> None:
         run(all_providers()[name], tokens, threads)
     except (CannotDo, Missing) as reason:
         tell(stage="cannot", why=str(reason))
-    except (RuntimeError, ValueError, MemoryError) as fault:
-        tell(stage="failed", why=f"{type(fault).__name__}: {str(fault).strip().partition(chr(10))[0][:200]}")
+    except FAULTS as fault:
+        tell(stage="failed", why=said(fault))
 
 
 if __name__ == "__main__":

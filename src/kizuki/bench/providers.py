@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import OptionError
-from .cells import Cell
+from .cells import DOCUMENT, WINDOW, Cell
 
 INSTALL = "not installed: pip install kizuki[bench]"
 
@@ -139,12 +139,8 @@ class Kizuki:
 
         options: dict[str, Any] = {"causal": True} if cell.causal else {}
         if cell.rule == "window":
-            from .cells import WINDOW
-
             options["window"] = WINDOW
         elif cell.rule == "documents":
-            from .cells import DOCUMENT
-
             options["mask"] = masks.documents([DOCUMENT] * (cell.keys // DOCUMENT))
         elif cell.rule == "lengths":
             options["mask"] = masks.lengths(query=cell.real_lengths(), key=cell.real_lengths())

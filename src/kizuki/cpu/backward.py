@@ -151,6 +151,12 @@ def build(t: Target) -> Any:
         return low, high
 
     @numba.njit(error_model="numpy")
+    def add_turned(left: int, right: int, steps: int, sums: int, panels: int) -> None:
+        """mr keys of a block: the columns at `left` times a query block's columns, into every panel of `sums`."""
+        for v in range(panels):
+            mix_turned(left, right + v * block_q * nr * size, steps, sums + v * tall * nr * size)
+
+    @numba.njit(error_model="numpy")
     def put(sums: int, panels: int, dim: int, count: int, factor: float, out: int) -> None:
         """`count` rows of an accumulator × factor to a contiguous `[count][dim]`."""
         for p in range(panels):
@@ -253,25 +259,15 @@ def build(t: Target) -> Any:
                                 top, end = rows_seeing(args, spans, rows, key, count, c)
                                 if end <= top:
                                     continue
-                                at = (top * block_k + c) * size
+                                at, steps = (top * block_k + c) * size, end - top
                                 if d_value != 0:
-                                    for v in range(value_panels):
-                                        right = grad_columns + (v * block_q + top) * nr * size
-                                        mix_turned(
-                                            grid + at,
-                                            right,
-                                            end - top,
-                                            value_sums + (v * tall + c) * nr * size,
-                                        )
+                                    right = grad_columns + top * nr * size
+                                    add_turned(
+                                        grid + at, right, steps, value_sums + c * nr * size, value_panels
+                                    )
                                 if d_key != 0:
-                                    for v in range(panels):
-                                        right = query_columns + (v * block_q + top) * nr * size
-                                        mix_turned(
-                                            grads + at,
-                                            right,
-                                            end - top,
-                                            key_sums + (v * tall + c) * nr * size,
-                                        )
+                                    right = query_columns + top * nr * size
+                                    add_turned(grads + at, right, steps, key_sums + c * nr * size, panels)
                             if d_query != 0:
                                 out = d_query + ((plane * groups + own) * query_blocks + query_block) * (
                                     panels * block_q * nr * size

@@ -70,12 +70,12 @@ class Block:
     def table(self, name: str, addresses: Table) -> None:
         """Point slot `name` at an int64 array."""
         if isinstance(addresses, list):
-            kept: object = array("q", addresses)
-            self.slots[_PLACE[name]] = kept.buffer_info()[0]  # type: ignore[attr-defined]
+            listed = array("q", addresses)
+            self.alive[name], place = listed, listed.buffer_info()[0]
         else:
-            kept = np.ascontiguousarray(addresses, dtype=np.int64)
-            self.slots[_PLACE[name]] = kept.ctypes.data
-        self.alive[name] = kept
+            wide = np.ascontiguousarray(addresses, dtype=np.int64)
+            self.alive[name], place = wide, wide.ctypes.data
+        self.slots[_PLACE[name]] = place
 
     def room(self, name: str, size: int) -> None:
         """`size` bytes of uninitialised working memory for slot `name`, aligned to 64 bytes."""
@@ -170,3 +170,18 @@ def pair_planes(tensor: Tensor, problem: Problem) -> tuple[Table, int, int]:
     row = full.stride(-2) * size if full.shape[-2] > 1 else 0
     col = full.stride(-1) * size if full.shape[-1] > 1 else 0
     return planes(full, problem, problem.heads), row, col
+
+
+def shifted(table: Table, shift: int) -> Table:
+    """The same addresses, `shift` bytes further on."""
+    if isinstance(table, list):
+        return [place + shift for place in table] if shift else table
+    return table + shift
+
+
+def rows_of(tensor: Tensor, count: int, step: int, shift: int) -> Table:
+    """`count` addresses, `step` bytes apart, the first `shift` bytes into the tensor."""
+    start = tensor.data_ptr() + shift
+    if count <= FEW:
+        return [start + n * step for n in range(count)]
+    return start + np.arange(count, dtype=np.int64) * step

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ..mask import Dense, split
-from ..problem import Problem, in_dtype, tile
+from ..problem import Problem, in_dtype
 from . import custom, launch
 from . import decode as decode_kernel
 from . import forward as forward_kernel
 from . import read as read_kernel
-from .block import KINDS, Block, pair_planes, planes, sources
+from .block import KINDS, Block, pair_planes, planes, rows_of, shifted, sources
 from .target import SPLIT, Target
 
 FEW_ROWS = 16  # query rows that share a key up to which reading it where it lies beats packing it
@@ -283,7 +283,7 @@ def point(block: Block, problem: Problem, start: int, stop: int) -> None:
             mask = residual.tensor
             shift = start
         else:
-            mask = tile(residual, problem, slice(start, stop), slice(0, problem.keys))
+            mask = residual.tile(problem, slice(start, stop), slice(0, problem.keys))
             mask = mask.reshape(
                 *(problem.lead if mask.shape[0] > 1 else (1,) * len(problem.lead)), *mask.shape[1:]
             )
@@ -302,17 +302,3 @@ def point(block: Block, problem: Problem, start: int, stop: int) -> None:
         table, row, col = pair_planes(bias, problem)
         block.table("BIAS_TABLE", shifted(table, shift * row))
         block["BIAS_ROW"], block["BIAS_COL"] = row, col
-
-
-def shifted(table: list[int] | np.ndarray, shift: int) -> list[int] | np.ndarray:
-    if isinstance(table, list):
-        return [place + shift for place in table] if shift else table
-    return table + shift
-
-
-def rows_of(tensor: Tensor, count: int, step: int, shift: int) -> list[int] | np.ndarray:
-    """`count` addresses, `step` bytes apart."""
-    start = tensor.data_ptr() + shift
-    if count <= 64:
-        return [start + n * step for n in range(count)]
-    return start + np.arange(count, dtype=np.int64) * step

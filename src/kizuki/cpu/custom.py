@@ -190,8 +190,8 @@ class Code:
     """A compiled function and its table. `row` and `grid` are compiled when they are first asked for."""
 
     def __init__(self, found: Survey) -> None:
-        self.kind = str(found.key[0])  # type: ignore[index]
-        self.raises, self.name = found.raises, named(found.node.fn)
+        self.kind = found.kind
+        self.name = named(found.node.fn)
         self.leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self.table = np.zeros(FIRST + sum(1 + 2 * a.ndim for a in found.arrays), dtype=np.int64)
         self._entries: list[Captured] = []
@@ -211,7 +211,7 @@ class Code:
         kinds = [types.float64] * (self.kind == "score") + [types.int64] * 4
         try:
             call.compile(tuple(kinds))
-        except (errors.NumbaError, NotImplementedError) as error:
+        except (errors.NumbaError, errors.UnsupportedBytecodeError, NotImplementedError) as error:
             raise Unfit(f"cannot be compiled ({_short(error)})") from None
         result = call.overloads[tuple(kinds)].signature.return_type
         if self.kind == "mask":
@@ -229,8 +229,7 @@ class Code:
         outside["__builtins__"] = fn.__globals__.get("__builtins__", __builtins__)
         outside["__name__"] = fn.__globals__.get("__name__", "__main__")
         defaults = tuple(self._given(spec) for spec in node.defaults)
-        made = FunctionType(fn.__code__, outside, fn.__name__, defaults or None, cells)
-        return made
+        return FunctionType(fn.__code__, outside, fn.__name__, defaults or None, cells)
 
     def _given(self, spec: tuple[str, Any]) -> Any:
         what, value = spec
@@ -275,9 +274,8 @@ class Code:
         known = self._kept.get(name)
         if known is None:
             options = {"nopython": True, "boundscheck": False, "error_model": "numpy"}
-            function = build()
-            if self.raises:
-                function = _guarded(function, self.table.ctypes.data + 8 * FAILURES, arguments)
+            # Always guarded: reading past a tuple or a list raises too, and nobody would hear of it.
+            function = _guarded(build(), self.table.ctypes.data + 8 * FAILURES, arguments)
             known = CFunc(function, ((types.int64,) * arguments, types.void), {}, options)
             known.compile()
             self._kept[name] = known
@@ -329,7 +327,7 @@ def _short(error: BaseException) -> str:
 
 def _guarded(function: Any, failures: int, arguments: int) -> Any:
     inner = numba.njit(function, error_model="numpy")
-    # Numba knows only these two forms; the exception is counted and reported by `Lease.check`.
+    # Numba knows `except` bare or of Exception only; the exception is counted and reported by `Lease.check`.
     if arguments == 1:
 
         def one(header: int) -> None:

@@ -211,7 +211,7 @@ def _bodies(t: Target) -> Any:
 
     lanes, few, block_k = t.lanes, t.few, t.block_k
     size = t.size
-    wide = 2 if few * 2 + 4 <= 32 else 1
+    wide = 2  # vectors of values beside `few` rows: few · 2 sums stay in registers
 
     def for_kind(kind: int) -> tuple[Any, Any]:
         dots_few, dots_one, dots_two = dots_for(kind, few, 1), dots_for(kind, 1, 1), dots_for(kind, 1, 2)
@@ -268,47 +268,26 @@ def _bodies(t: Target) -> Any:
 
         return dots, mix
 
-    made = [for_kind(kind if t.size == 4 else PLAIN) for kind in range(3 if t.size == 4 else 1)]
-    (dots_0, mix_0), (dots_1, mix_1), (dots_2, mix_2) = made if len(made) == 3 else made * 3
+    made = [for_kind(kind) for kind in range(3)] if t.size == 4 else [for_kind(PLAIN)] * 3
+    (dots_0, mix_0), (dots_1, mix_1), (dots_2, mix_2) = made
 
     @numba.njit(error_model="numpy")
-    def dots(
-        kind: int,
-        addresses: int,
-        packed: int,
-        rows: int,
-        dim: int,
-        columns: int,
-        grid: int,
-        ahead: int,
-        dense: int,
-    ) -> None:
+    def dots(kind: int, *args: int) -> None:
         if kind == PLAIN:
-            dots_0(addresses, packed, rows, dim, columns, grid, ahead, dense)
+            dots_0(*args)
         elif kind == BFLOAT16:
-            dots_1(addresses, packed, rows, dim, columns, grid, ahead, dense)
+            dots_1(*args)
         else:
-            dots_2(addresses, packed, rows, dim, columns, grid, ahead, dense)
+            dots_2(*args)
 
     @numba.njit(error_model="numpy")
-    def mix(
-        kind: int,
-        addresses: int,
-        grid: int,
-        rows: int,
-        count: int,
-        dim: int,
-        sums: int,
-        row: int,
-        ahead: int,
-        dense: int,
-    ) -> None:
+    def mix(kind: int, *args: int) -> None:
         if kind == PLAIN:
-            mix_0(addresses, grid, rows, count, dim, sums, row, ahead, dense)
+            mix_0(*args)
         elif kind == BFLOAT16:
-            mix_1(addresses, grid, rows, count, dim, sums, row, ahead, dense)
+            mix_1(*args)
         else:
-            mix_2(addresses, grid, rows, count, dim, sums, row, ahead, dense)
+            mix_2(*args)
 
     return dots, mix
 

@@ -9,8 +9,8 @@ from .. import backends, portable
 from ..problem import Problem, in_dtype
 from . import backward as kernel
 from . import custom, launch
-from .block import KINDS, Block
-from .call import chunks, describe, point, rows_of, scratch, shared_heads
+from .block import KINDS, Block, rows_of
+from .call import chunks, describe, point, scratch, shared_heads
 
 KEY_GROUPS = 4  # of key blocks, at most: each has a dQ of its own
 
@@ -72,7 +72,9 @@ def _run(
     block.room("KEY_PACKED", wide * sizes.key_planes * head_dim)
     block.room("KEY_COLUMNS", wide * sizes.key_planes * sizes.head_panels * nr)
     block.room("VALUE_KEYS", wide * sizes.value_planes * value_dim)
-    bias = _BiasSum(block, problem, groups) if needs[3] and problem.bias is not None else None
+    bias = None
+    if needs[3] and problem.bias is not None:
+        bias = _BiasSum(block, problem, problem.bias, groups)
     query: list[Tensor] = []
     by_key: dict[str, Tensor] = {}
     for start, stop in chunks(problem):
@@ -116,17 +118,10 @@ def _run(
     own = value.shape[-3] if value.dim() > 2 else 1
     return portable.Gradients(
         query=torch.cat(query, 2) if query else None,
-        key=_fold(by_key.get("D_KEY"), problem.kv_heads),
-        value=_fold(by_key.get("D_VALUE"), own),
+        key=portable.fold_heads(by_key["D_KEY"], problem.kv_heads) if needs[1] else None,
+        value=portable.fold_heads(by_key["D_VALUE"], own) if needs[2] else None,
         bias=None if bias is None else bias.result(),
     )
-
-
-def _fold(tensor: Tensor | None, heads: int) -> Tensor | None:
-    """Units that share a head summed: `[batch, units, keys, width]` → `[batch, heads, keys, width]`."""
-    if tensor is None or tensor.shape[1] == heads:
-        return tensor
-    return tensor.view(tensor.shape[0], heads, -1, *tensor.shape[2:]).sum(2)
 
 
 class _BiasSum:
@@ -136,13 +131,9 @@ class _BiasSum:
     order. A bias that broadcasts the queries or the keys is O(n): every plane and group of keys has a sum of its own.
     """
 
-    def __init__(self, block: Block, problem: Problem, groups: int) -> None:
-        assert problem.bias is not None  # noqa: S101 - for the type checker
-        self.block, self.problem, self.groups = block, problem, groups
-        bias = problem.bias.reshape(
-            (1,) * (len(problem.lead) + 3 - problem.bias.dim()) + tuple(problem.bias.shape)
-        )
-        self.shape = tuple(bias.shape)
+    def __init__(self, block: Block, problem: Problem, bias: Tensor, groups: int) -> None:
+        self.block, self.given = block, bias.shape
+        self.shape = (1,) * (len(problem.lead) + 3 - bias.dim()) + tuple(bias.shape)
         rows, cols = self.shape[-2:]
         count, dtype = problem.batch * problem.heads, problem.accumulate_dtype
         full = rows == problem.queries and cols == problem.keys
@@ -171,6 +162,5 @@ class _BiasSum:
 
     def result(self) -> Tensor:
         """The gradient, in the shape of the bias."""
-        assert self.problem.bias is not None  # noqa: S101 - for the type checker
         total = self.sum if self.full else self.sum.sum(-3)
-        return total.sum_to_size(self.shape).reshape(self.problem.bias.shape)
+        return total.sum_to_size(self.shape).reshape(self.given)

@@ -136,6 +136,18 @@ def ask_for(b: ir.IRBuilder, address: ir.Value) -> None:
     b.call(known, [b.inttoptr(address, byte), *how])
 
 
+def rounded_bfloat16(
+    b: ir.IRBuilder, x: ir.Value, word: ir.Type, half: ir.Type, const: Callable[[int], ir.Constant]
+) -> ir.Value:
+    """The bits of float32 numbers rounded to bfloat16, to nearest, ties to even; `word` and `half` their int types."""
+    bits = b.bitcast(x, word)
+    odd = b.and_(b.lshr(bits, const(16)), const(1))
+    up = b.add(bits, b.add(odd, const(0x7FFF)))
+    # A NaN must not round into an infinity: it keeps its sign and becomes the quiet one.
+    up = b.select(b.fcmp_unordered("uno", x, x), b.or_(bits, const(0x400000)), up)
+    return b.trunc(b.lshr(up, const(16)), half)
+
+
 class Emit:
     """Writes vector instructions of a target's lanes with an LLVM IR builder."""
 
@@ -191,13 +203,7 @@ class Emit:
         if kind == FLOAT16:
             narrow = b.fptrunc(value, half)
         else:
-            bits = b.bitcast(value, self.ints)
-            odd = b.and_(b.lshr(bits, self.const_int(16)), self.const_int(1))
-            up = b.add(bits, b.add(odd, self.const_int(0x7FFF)))
-            # A NaN must not round into an infinity: it keeps its sign and becomes the quiet one.
-            nan = b.or_(bits, self.const_int(0x400000))
-            up = b.select(b.fcmp_unordered("uno", value, value), nan, up)
-            narrow = b.trunc(b.lshr(up, self.const_int(16)), half)
+            narrow = rounded_bfloat16(b, value, self.ints, half, self.const_int)
         done = b.store(narrow, b.inttoptr(address, half.as_pointer()))
         done.align = 2
 
@@ -344,7 +350,6 @@ load_f64 = _scalar_load(F64, types.float64, 8)
 store_f64 = _scalar_store(F64, types.float64, 8)
 load_f32 = _scalar_load(F32, types.float32, 4)
 store_f32 = _scalar_store(F32, types.float32, 4)
-load_u16 = _scalar_load(I16, types.uint16, 2)
 load_u8 = _scalar_load(I8, types.uint8, 1)
 store_u8 = _scalar_store(I8, types.uint8, 1)
 
@@ -369,11 +374,7 @@ def store_narrow(typingctx: Any, address: Any, value: Any, kind: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         b, x = builder, args[1]
-        bits = b.bitcast(x, I32)
-        odd = b.and_(b.lshr(bits, ir.Constant(I32, 16)), ir.Constant(I32, 1))
-        up = b.add(bits, b.add(odd, ir.Constant(I32, 0x7FFF)))
-        up = b.select(b.fcmp_unordered("uno", x, x), b.or_(bits, ir.Constant(I32, 0x400000)), up)
-        high = b.trunc(b.lshr(up, ir.Constant(I32, 16)), I16)
+        high = rounded_bfloat16(b, x, I32, I16, lambda n: ir.Constant(I32, n))
         half = b.bitcast(b.fptrunc(x, F16), I16)
         chosen = b.select(b.icmp_signed("==", args[2], ir.Constant(I64, BFLOAT16)), high, half)
         done = b.store(chosen, b.inttoptr(args[0], I16.as_pointer()))

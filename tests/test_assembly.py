@@ -6,9 +6,8 @@ import re
 
 import llvmlite.binding as llvm
 import pytest
-from numba.core.ccallback import CFunc
 
-from kizuki.cpu import launch, target
+from kizuki.cpu import kernels, target
 
 MACHINES = {
     # target: triple, processor, features, multiply-add, a vector written to memory
@@ -34,11 +33,7 @@ def assembly(name: str, kernel: str) -> str:
     triple, processor, features, *_ = MACHINES[name]
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    flags = {"nopython": True, "boundscheck": False, "error_model": "numpy"}
-    signature = (launch.SIGNATURE.args, launch.SIGNATURE.return_type)
-    compiled = CFunc(launch.BUILDERS[kernel](target.TARGETS[name]), signature, {}, flags)
-    compiled.compile()
-    text = compiled._library.get_llvm_str()
+    text = str(kernels.module(kernel, target.TARGETS[name], "entry")[0])
     text = re.sub(r'target triple = ".*"', f'target triple = "{triple}"', text)
     text = re.sub(r'target datalayout = ".*"\n', "", text)
     module = llvm.parse_assembly(text)

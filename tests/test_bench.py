@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from kizuki import cli
-from kizuki.bench import cells, fresh, growth, job, measure, peak, plot, providers, rows, truth, warmup
+from kizuki.bench import cells, fresh, growth, job, measure, peak, plot, providers, rows, truth
 from kizuki.bench.cells import CELLS, Bar, Cell
 from kizuki.bench.providers import CannotDo, Way
-from kizuki.cpu import launch
+from kizuki.cpu import launch, warmup
 from kizuki.errors import OptionError
 
 ROOT = Path(__file__).parents[1]
@@ -369,7 +369,7 @@ def test_a_wrong_answer_of_ours_is_exit_code_1(capsys, monkeypatch):
 
 
 def test_warmup_names_each_kernel_and_keeps_it(capsys, monkeypatch):
-    monkeypatch.setattr(launch, "BUILDERS", {"pack": launch.BUILDERS["pack"]})
+    monkeypatch.setattr(launch, "KERNELS", ("pack",))
     code, out, err = command(capsys, "warmup")
     assert code == 0
     assert re.search(rf"^pack-{launch.target().name}\s+(loaded|compiled)\s+[\d.]+ s$", err, flags=re.M)

@@ -169,7 +169,8 @@ def bench(
 @app.command()
 def warmup() -> None:
     """Compile every kernel for this processor into the cache, so that no first call has to."""
-    from .bench import warmup as job
+    from . import caches
+    from .cpu import warmup as job
     from .progress import Bars
 
     console = Console(stderr=True, highlight=False, markup=False)
@@ -187,7 +188,7 @@ def warmup() -> None:
                 bars("kernels", len(done), count)
     except job.CacheError as error:
         fail(str(error), 1)
-    typer.echo(f"{len(done)} kernels in {job.folder()}, {total:.1f} s")
+    typer.echo(f"{len(done)} kernels in {caches.folder('kernels')}, {total:.1f} s")
 
 
 def numbers(listed: str | None, name: str) -> tuple[int, ...] | None:

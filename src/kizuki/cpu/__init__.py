@@ -1,15 +1,12 @@
 """The cpu backend: kernels written in Python, compiled by Numba/LLVM for the processor at hand.
 
-target.py   which processor, which tile shapes        simd.py     vector code over the LLVM IR builder
-tile.py     the emitted inner bodies                  pack.py     operands into panels
-scores.py   masked scores of a block                  softmax.py  the end of a row: joining splits, dividing
-forward.py  the online softmax                        decode.py   the same for few queries, nothing packed
-backward.py gradients given the lse                   prepare.py  operands packed for them
-read.py     statistics given the lse                  gradients.py  gradients handed to autograd
-layout.py   the argument block's slots                block.py    the argument block of a call
-call.py     from a Problem to an argument block       readings.py results to who asked
-paged.py    keys and values in pages                  custom.py   functions of the user's, torchlike.py their words
-launch.py   threads                                   cache.py    kernels on disk
+target.py   which processor, which tile shapes    sizes.py     memory a kernel works in, how operands lie
+layout.py   the argument block's slots            block.py     the argument block of a call
+call.py     from a Problem to an argument block   equip.py     its rarer slots: functions, dropout
+launch.py   threads                               cache.py     object code on disk      warmup.py  all of it now
+gradients.py, readings.py, paged.py               results to who asked; keys and values in pages
+custom.py   functions of the user's, compiled     torchlike.py their words
+kernels/    what Numba compiles, imported only where the cache has no object code yet
 """
 
 from __future__ import annotations

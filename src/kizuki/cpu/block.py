@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import threading
 from array import array
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +18,14 @@ from torch import Tensor
 from ..problem import Problem
 from . import launch
 from .layout import NAMES, SLOT
-from .simd import BFLOAT16, FLOAT16, PLAIN
+from .sizes import BFLOAT16, FLOAT16, PLAIN
 from .target import Target
 
 KEPT = 1 << 24  # bytes of working memory a thread keeps for each purpose
 FEW = 64  # planes up to which lists are faster than NumPy
+
+if TYPE_CHECKING:
+    from .custom import Lease
 
 Ints = npt.NDArray[np.int64]
 Table = list[int] | Ints
@@ -57,6 +61,7 @@ class Block:
         # By name, so that what one chunk of queries needed goes when the next chunk's takes its place.
         self.alive: dict[str, object] = {}
         self.borrowed: dict[str, Tensor] = {}
+        self.leases: list[Lease] = []  # of compiled functions
 
     def __setitem__(self, name: str, value: int | float) -> None:
         bits = struct.unpack("<q", struct.pack("<d", value))[0] if isinstance(value, float) else value

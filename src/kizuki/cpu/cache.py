@@ -1,24 +1,27 @@
-"""Compiled kernels on disk, under a key of sources, versions and processor.
+"""Compiled kernels on disk, under a key of sources, versions and processor; loaded by LLVM alone, without Numba.
 
-Numba's own cache looks only at the file that holds the function; our kernels are emitted from several,
-so the key here is a hash of every source in this folder. Set `KIZUKI_CACHE` to move the folder.
+Set `KIZUKI_CACHE` to move the folder. A file is a line that says what it is, the SHA-256 of the rest, and the rest:
+object code. Whatever is wrong with a file, the kernel is compiled as if there had been none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import threading
 from functools import lru_cache
 from pathlib import Path
-from types import FunctionType
 from typing import Any
-
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
-from numba.core.ccallback import CFunc
-from numba.core.typing.templates import Signature
 
 from .. import caches
 from . import target
+from .target import Target
+
+MAGIC = b"kizuki kernel 1\n"
+SYMBOL = "kizuki_kernel"
+
+_alive: list[Any] = []  # what holds the loaded code
 
 
 def folder() -> Path:
@@ -28,97 +31,70 @@ def folder() -> Path:
 
 @lru_cache(maxsize=1)
 def stamp() -> str:
-    """A hash of the kernel sources, the compiler's version and the processor with its features."""
-    import llvmlite
-    import numba
+    """A hash of what decides a kernel's code: its sources, the compiler's version, the processor and its features."""
+    from importlib.metadata import version
 
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    here = Path(__file__).parent
+    for path in (
+        *sorted((here / "kernels").glob("*.py")),
+        *(here / f"{n}.py" for n in ("layout", "sizes", "target")),
+    ):
         digest.update(path.read_bytes())
-    for part in (numba.__version__, llvmlite.__version__, target.processor(), *sorted(target.features())):
+    for part in (version("numba"), version("llvmlite"), target.processor(), *sorted(target.features())):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:24]
 
 
-class _Locator(_CacheLocator):  # type: ignore[misc]
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def get_cache_path(self) -> str:
-        return self._path
-
-    def get_source_stamp(self) -> str:
-        return stamp()
-
-    def get_disambiguator(self) -> str:
-        return "k"
+def place(name: str, chosen: Target) -> Path:
+    """The file of a kernel."""
+    return folder() / stamp() / f"{name}-{chosen.name}.kernel"
 
 
-class _Impl(CompileResultCacheImpl):  # type: ignore[misc]
-    def __init__(self, name: str, path: str) -> None:
-        self._lineno = 0
-        self._locator = _Locator(path)
-        self._filename_base = name
+def kernel(name: str, chosen: Target) -> int:
+    """The address of a kernel, from disk or compiled now. Callers hold a lock."""
+    path = place(name, chosen)
+    code = _read(path)
+    if code is None:
+        from . import kernels
+
+        code = kernels.compiled(name, chosen, SYMBOL)
+        _keep(path, code)
+    return _load(code)
 
 
-class _Cache(FunctionCache):  # type: ignore[misc]
-    """Numba's function cache with our folder and key instead of its own."""
+def _read(path: Path) -> bytes | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    head = len(MAGIC) + 32
+    code = data[head:]
+    whole = data.startswith(MAGIC) and hashlib.sha256(code).digest() == data[len(MAGIC) : head]
+    return code if whole else None
 
-    def __init__(self, name: str, path: str) -> None:
-        self._name = name
-        self._py_func = None
-        self._impl = _Impl(name, path)
-        self._cache_path = path
-        from numba.core.caching import IndexDataCacheFile
 
-        self._cache_file = IndexDataCacheFile(cache_path=path, filename_base=name, source_stamp=stamp())
-        self.enable()
-
-    def _index_key(self, sig: Signature, codegen: Any) -> tuple[Any, ...]:
-        return (str(sig), codegen.magic_tuple(), stamp())
-
-    def load_overload(self, sig: Signature, target_context: Any) -> Any:
+def _keep(path: Path, code: bytes) -> None:
+    """Write the file whole or not at all: other processes may read it now, or write it too."""
+    part = path.with_name(f".{path.name}-{os.getpid()}-{threading.get_ident()}")
+    with contextlib.suppress(OSError):  # read-only, or full: the kernel is compiled again next time
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            return super().load_overload(sig, target_context)
-        except Exception:  # noqa: BLE001 - see below
-            # Unpickling a file that was cut short or overwritten may raise anything; whatever it is, the
-            # entry is worth nothing: it goes, and the kernel is compiled as if there had been none.
-            for path in Path(self._cache_path).glob(f"{self._impl.filename_base}.*"):
-                path.unlink(missing_ok=True)
-            return None
-
-    def save_overload(self, sig: Signature, data: Any) -> None:
-        with contextlib.suppress(OSError):  # read-only, or full: the kernel is compiled again next time
-            super().save_overload(sig, data)
+            part.write_bytes(MAGIC + hashlib.sha256(code).digest() + code)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
-def _rename(function: Any, name: str, done: set[int]) -> None:
-    """Give a kernel's own helpers symbols of their own.
+def _load(code: bytes) -> int:
+    """Link object code into this process; each kernel by itself, so that no two share a symbol."""
+    import llvmlite.binding as llvm
 
-    Numba tells functions of one name apart by a counter that starts anew in each process, so that the helpers of two
-    kernels compiled in two processes may bear one symbol; the linker of a third, which loads both from disk, would
-    take the first for both.
-    """
-    plain = getattr(function, "py_func", function)
-    if id(plain) in done or not isinstance(plain, FunctionType):
-        return
-    done.add(id(plain))
-    plain.__qualname__ = f"{plain.__qualname__}@{name}"
-    for cell in plain.__closure__ or ():
-        _rename(cell.cell_contents, name, done)
-
-
-def compile_kernel(name: str, function: Any, signature: Signature) -> Any:
-    """Compile `function` to a C function, or load it from disk; a cache that cannot be used is survived.
-
-    Returns Numba's CFunc; keep it alive as long as its address is used.
-    """
-    _rename(function, name, set())
-    parts = (signature.args, signature.return_type)
-    kernel = CFunc(function, parts, {}, {"nopython": True, "boundscheck": False, "error_model": "numpy"})
-    path = folder() / stamp()
-    with contextlib.suppress(OSError):  # then nothing is found there, and nothing kept
-        path.mkdir(parents=True, exist_ok=True)
-        kernel._cache = _Cache(name, str(path))
-    kernel.compile()
-    return kernel
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _alive.append(engine)
+    return int(engine.get_function_address(SYMBOL))

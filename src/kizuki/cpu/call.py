@@ -12,11 +12,9 @@ from torch import Tensor
 
 from ..mask import Dense, split
 from ..problem import Problem, in_dtype
-from . import custom, launch
-from . import decode as decode_kernel
-from . import forward as forward_kernel
-from . import read as read_kernel
+from . import equip, launch
 from .block import KINDS, Block, pair_planes, planes, rows_of, shifted, sources
+from .sizes import decode_scratch, forward_scratch, partial_bytes, read_scratch, step_of
 from .target import SPLIT, Target
 
 FEW_ROWS = 16  # query rows that share a key up to which reading it where it lies beats packing it
@@ -88,7 +86,7 @@ def describe(problem: Problem, value: Tensor) -> tuple[Block, Target, Sizes]:
         sinks = in_dtype(problem.sinks.detach(), dtype).repeat(batch).contiguous()
         block.alive["sinks"] = sinks
         block["SINK_TABLE"] = sinks.data_ptr()
-    custom.equip(block, problem)
+    equip.equip(block, problem)
     return block, target, sizes
 
 
@@ -150,7 +148,7 @@ def read(problem: Problem, lse: Tensor, k: int = 0, received: bool = False) -> R
     block.alive["readings"] = (stats, best, keys, sums)
     block["TOP_COUNT"], block["GROUPS"] = k, groups
     block["RECEIVED"] = sums.data_ptr() if received else 0
-    scratch(block, threads, read_kernel.scratch_bytes(target, problem.head_dim))
+    scratch(block, threads, read_scratch(target, problem.head_dim))
     rank = np.arange(count, dtype=np.int64) * queries
     for start, stop in chunks(problem):
         point(block, problem, start, stop)
@@ -162,7 +160,7 @@ def read(problem: Problem, lse: Tensor, k: int = 0, received: bool = False) -> R
         block.table("TOP_KEYS_TABLE", keys.data_ptr() + (rank + start) * k * 8)
         block.run("read", target, count * groups, threads)
     block.release()
-    custom.check(block)
+    equip.check(block)
     entropy, distance, peak, top_score = stats.unbind(-1)
     wide = problem.keys if received else 0
     return Readings(
@@ -217,11 +215,11 @@ def forward(
         sizes = place(block, sizes, few == 0)
     if few:
         units, splits = planes_ * queries // few, max(1, -(-sizes.blocks // SPLIT))
-        partial = decode_kernel.partial_bytes(target, few, sizes.value_panels)
+        partial = partial_bytes(target, few, sizes.value_panels)
         block.fill({"GROUP": few // queries, "SPLITS": splits, "PARTIAL_BYTES": partial})
         block.room("PARTIAL", units * splits * partial)
         block.table("FINISHED", [0] * units)
-        scratch(block, threads, decode_kernel.scratch_bytes(target, problem.head_dim, few))
+        scratch(block, threads, decode_scratch(target, problem.head_dim, few))
         # A mask or bias that must be evaluated is so for all of the few queries at once: their keys are O(n).
         steps, kernel, tasks = [(0, queries)], "decode", units * splits
     else:
@@ -229,7 +227,7 @@ def forward(
         own = sizes.key_planes == sizes.value_planes == planes_ and place is None
         fused = own and sizes.blocks == 1 and queries <= target.block_q * 2
         pack(block, target, sizes, problem.head_dim, threads, fused)
-        scratch(block, threads, forward_kernel.scratch_bytes(target, problem.head_dim, sizes.value_panels))
+        scratch(block, threads, forward_scratch(target, problem.head_dim, sizes.value_panels))
         steps, kernel, tasks = list(chunks(problem)), "forward", 0
     size = output.shape[-1] * output.element_size()
     for start, stop in steps:
@@ -238,7 +236,7 @@ def forward(
         block.table("LSE_TABLE", rows_of(lse, planes_, queries * 8, start * 8))
         block.run(kernel, target, tasks or planes_ * -(-(stop - start) // target.block_q), threads)
     block.release()
-    custom.check(block)
+    equip.check(block)
     return output, lse
 
 
@@ -256,7 +254,7 @@ def shared_rows(problem: Problem, value: Tensor) -> int:
     queries, target = problem.queries, launch.target(problem.accumulate_dtype)
     if not 0 < queries <= FEW_ROWS:
         return 0
-    step = decode_kernel.step_of(target, KINDS[problem.dtype])
+    step = step_of(target, KINDS[problem.dtype])
     if problem.head_dim % step or value.shape[-1] % target.lanes:
         return 0
     if problem.key.stride(-1) != 1 or (value.shape[-1] and value.stride(-1) != 1):

@@ -34,14 +34,10 @@ from numba.core.typing.typeof import typeof_impl
 from numba.extending import intrinsic
 from torch import Tensor
 
-from ..dropout import below, factor
 from ..errors import OptionError
-from ..functions import ARGUMENTS, DTYPES, Node, Survey, Unfit, named, survey
-from ..mask import split
-from ..problem import Problem
+from ..functions import ARGUMENTS, DTYPES, Node, Survey, Unfit, named
 from . import launch, torchlike
-from .block import Block
-from .simd import I8, I64, access, load_f64, load_i64, store_f64, store_i64, store_u8
+from .kernels.simd import I8, I64, access, load_f64, load_i64, store_f64, store_i64, store_u8
 
 KEPT = 256  # compiled functions kept; the one not used for longest goes first
 HEADS, FAILURES, FIRST = 0, 1, 2  # of a table: query heads; how often the function raised; its arrays
@@ -525,41 +521,6 @@ def lend(found: Survey, heads: int) -> Lease:
         lease = Lease(chosen, alive)
         chosen.leases.add(lease)
         return lease
-
-
-def equip(block: Block, problem: Problem) -> None:
-    """The slots of the functions and of dropout; the functions are checked when the block's memory goes back."""
-    functions, _ = split(problem.residual)
-    if functions:
-        rule = functions[0] if len(functions) == 1 else _every(functions)
-        _give(block, "MASK_FN", survey(rule, "mask"), problem)
-    if problem.score is not None:
-        _give(block, "SCORE_FN", survey(problem.score.fn, "score"), problem)
-    if problem.dropout is not None:
-        p, seed = problem.dropout
-        block.fill({"DROPOUT": 1, "DROP_BELOW": below(p), "SEED": seed})
-        block["KEEP_FACTOR"] = factor(p)
-
-
-def _give(block: Block, name: str, found: Survey, problem: Problem) -> None:
-    lease = lend(found, problem.heads)
-    block.alive[name] = lease
-    block[name] = lease.code.row(problem.accumulate_dtype)
-
-
-def _every(functions: Sequence[Any]) -> Any:
-    """One function that says what all of them say."""
-    first, *others = functions
-    rest = others[0] if len(others) == 1 else _every(others)
-    return lambda b, h, i, j: first(b, h, i, j) and rest(b, h, i, j)
-
-
-def check(block: Block) -> None:
-    """Raise if a function of this block's raised while kernels ran."""
-    for name in ("MASK_FN", "SCORE_FN"):
-        lease = block.alive.get(name)
-        if isinstance(lease, Lease):
-            lease.check()
 
 
 def see(found: Survey, at: Sequence[Tensor]) -> Tensor:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from .. import backends, portable
 from ..problem import Problem, in_dtype
-from . import backward as kernel
-from . import custom, launch
+from . import equip, launch
 from .block import KINDS, Block, rows_of
 from .call import chunks, describe, point, scratch, shared_heads
+from .sizes import backward_scratch
 
 KEY_GROUPS = 4  # of key blocks, at most: each has a dQ of its own
 
@@ -55,7 +55,7 @@ def _run(
     head_dim, value_dim, nr, block_q = problem.head_dim, value.shape[-1], target.nr, target.block_q
     # A cap or a function of the score bends it, and needs one more grid for its slope.
     bent = problem.softcap is not None or problem.score is not None
-    scratch(block, threads, kernel.scratch_bytes(target, sizes.head_panels, sizes.value_panels, bent))
+    scratch(block, threads, backward_scratch(target, sizes.head_panels, sizes.value_panels, bent))
     odd = torch.zeros(1, dtype=torch.int64)
     block.fill(
         {
@@ -114,7 +114,7 @@ def _run(
             query.append(part.reshape(batch, heads, stop - start, head_dim))
         by_key = {name: part + by_key[name] if name in by_key else part for name, part in made.items()}
     block.release()
-    custom.check(block)
+    equip.check(block)
     own = value.shape[-3] if value.dim() > 2 else 1
     return portable.Gradients(
         query=torch.cat(query, 2) if query else None,

@@ -11,21 +11,19 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import torch
-from numba import types
 
-from . import backward, cache, decode, forward, pack, prepare, read
+from . import cache
 from .target import Target, select
 
-SIGNATURE = types.void(types.int64)
+KERNELS = ("pack", "forward", "read", "decode", "prepare", "backward")
 
 _forked = False
 _lock = threading.Lock()
-_kernels: dict[tuple[str, str], Any] = {}
+_kernels: dict[tuple[str, str], int] = {}
 
 
 def _after_fork() -> None:
@@ -38,24 +36,16 @@ def _after_fork() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
-BUILDERS: dict[str, Callable[[Target], Any]] = {
-    "pack": pack.build,
-    "forward": forward.build,
-    "read": read.build,
-    "decode": decode.build,
-    "prepare": prepare.build,
-    "backward": backward.build,
-}
-
 
 def kernel(name: str, target: Target) -> int:
     """The address of a compiled kernel, compiled or loaded from disk on first use."""
+    known = _kernels.get((name, target.name))
+    if known is not None:
+        return known
     with _lock:
-        known = _kernels.get((name, target.name))
-        if known is None:
-            known = cache.compile_kernel(f"{name}-{target.name}", BUILDERS[name](target), SIGNATURE)
-            _kernels[name, target.name] = known
-        return int(known.address)
+        if (name, target.name) not in _kernels:
+            _kernels[name, target.name] = cache.kernel(name, target)
+        return _kernels[name, target.name]
 
 
 @lru_cache(maxsize=1)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numba
 
+from ..layout import SLOT
+from ..target import Target
 from . import rows as row_bodies
 from . import scores as shared
 from . import tile
-from .layout import SLOT
 from .simd import access, load_f64, load_i64, store_i64, take_ticket
-from .target import Target
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
@@ -26,12 +26,6 @@ KEY_BLOCKS, KEY_TABLE = S["KEY_BLOCKS"], S["KEY_TABLE"]
 LSE_TABLE, GROUPS = S["LSE_TABLE"], S["GROUPS"]
 ROW_OFFSET, STATS_TABLE, RECEIVED = S["ROW_OFFSET"], S["STATS_TABLE"], S["RECEIVED"]
 TOP_COUNT, TOP_SCORES_TABLE, TOP_KEYS_TABLE = S["TOP_COUNT"], S["TOP_SCORES_TABLE"], S["TOP_KEYS_TABLE"]
-
-
-def scratch_bytes(t: Target, head_dim: int) -> int:
-    """Scratch of one thread: packed queries, the grid of scores, four vectors of statistics a row, spans."""
-    floats = t.block_q * (head_dim + t.block_k + 4 * t.lanes)
-    return -(-(floats * t.size + t.block_q // t.mr * shared.SPAN_BYTES) // 64) * 64
 
 
 def build(t: Target) -> Any:

@@ -16,12 +16,13 @@ from typing import Any
 
 import numba
 
+from ..layout import SLOT
+from ..sizes import key_rows
+from ..target import Target
 from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
-from .layout import SLOT
 from .simd import access, load_f64, load_i64, take_ticket
-from .target import Target
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
@@ -42,20 +43,6 @@ UNITS, TOGETHER = S["UNITS"], S["TOGETHER"]
 D_BIAS_TABLE, D_BIAS_ROW, D_BIAS_COL = S["D_BIAS_TABLE"], S["D_BIAS_ROW"], S["D_BIAS_COL"]
 D_QUERY, D_KEY, D_VALUE = S["D_QUERY"], S["D_KEY"], S["D_VALUE"]
 SCALE, SOFTCAP, SCORE_FN, DROPOUT = S["SCALE"], S["SOFTCAP"], S["SCORE_FN"], S["DROPOUT"]
-
-
-def key_rows(t: Target) -> int:
-    """Rows of an accumulator of a key block: block_k rounded up to the register tile."""
-    return -(-t.block_k // t.mr) * t.mr
-
-
-def scratch_bytes(t: Target, head_panels: int, value_panels: int, bent: bool) -> int:
-    """Scratch of one thread: grids of scores, of dP and (if bent) of slopes; accumulators of a key block; spans."""
-    grids = (
-        (3 if bent else 2) * (t.block_q + 1) * t.block_k
-    )  # one more row: the last turned tile reads past the end
-    sums = key_rows(t) * (head_panels + value_panels) * t.nr
-    return -(-((grids + sums) * t.size + t.block_q // t.mr * shared.SPAN_BYTES) // 64) * 64
 
 
 def build(t: Target) -> Any:

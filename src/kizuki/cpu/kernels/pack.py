@@ -15,9 +15,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .layout import SLOT
-from .simd import BFLOAT16, I64, PLAIN, Emit, access, load_i64, store_u8, take_ticket
-from .target import Target
+from ..layout import SLOT
+from ..sizes import BFLOAT16, PLAIN
+from ..target import Target
+from .simd import I64, Emit, access, load_i64, store_u8, take_ticket
 
 S = SLOT
 NEXT_TASK, TASKS, KIND, VALUE_KIND = S["NEXT_TASK"], S["TASKS"], S["KIND"], S["VALUE_KIND"]

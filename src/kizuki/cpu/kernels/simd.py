@@ -19,9 +19,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .target import Target
-
-PLAIN, BFLOAT16, FLOAT16 = 0, 1, 2  # how an operand lies in memory: as the kernel's own type, or narrower
+from ..sizes import BFLOAT16, FLOAT16, PLAIN
+from ..target import Target
 
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)

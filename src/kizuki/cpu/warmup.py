@@ -6,7 +6,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import torch
+
+from . import cache, launch
+from .target import Target
 
 
 class CacheError(OSError):
@@ -27,46 +31,27 @@ def count() -> int:
     return len(_wanted())
 
 
-def folder() -> Path:
-    """Where they are kept."""
-    from ..cpu import cache
-
-    return cache.folder()
-
-
-def _wanted() -> list[tuple[str, Any]]:
+def _wanted() -> list[tuple[str, Target]]:
     """Every kernel by name, with the target it is compiled for: float32's and float64's."""
-    import torch
-
-    from ..cpu import launch
-
     targets = dict.fromkeys((launch.target(torch.float32), launch.target(torch.float64)))
-    return [(name, target) for target in targets for name in launch.BUILDERS]
+    return [(name, target) for target in targets for name in launch.KERNELS]
 
 
 def warm() -> Iterator[Warmed]:
     """Compile or load each kernel for this processor, one after another. Raises CacheError."""
-    from ..cpu import cache, launch
-
-    check_folder(folder())
-    place = folder() / cache.stamp()
+    check_folder(cache.folder())
     for name, target in _wanted():
-        entry = f"{name}-{target.name}"
-        there = _files(place, entry)
+        path = cache.place(name, target)
+        there = path.exists()
         begun = time.perf_counter()
         launch.kernel(name, target)
         seconds = time.perf_counter() - begun
-        if not _files(place, entry):
+        if not path.exists():
             raise CacheError(
-                f"kizuki warmup: the kernel {entry} was not kept in {place} (full, or not writable); "
+                f"kizuki warmup: the kernel {path.stem} was not kept in {path.parent} (full, or not writable); "
                 "make room, or set KIZUKI_CACHE to another folder"
             )
-        yield Warmed(entry, seconds, there)
-
-
-def _files(place: Path, entry: str) -> bool:
-    """Whether Numba's index and its data for a kernel are there."""
-    return (place / f"{entry}.nbi").exists() and any(place.glob(f"{entry}.*.nbc"))
+        yield Warmed(path.stem, seconds, there)
 
 
 def check_folder(folder: Path) -> None:

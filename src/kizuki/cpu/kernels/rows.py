@@ -8,8 +8,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .simd import BFLOAT16, FLOAT16, I8, I32, I64, NEG_INF, PLAIN, Emit, real
-from .target import Target
+from ..sizes import BFLOAT16, FLOAT16, PLAIN
+from ..target import Target
+from .simd import I8, I32, I64, NEG_INF, Emit, real
 
 
 class Rows(NamedTuple):

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numba
 
-from .layout import SLOT
+from ..layout import SLOT
+from ..sizes import BFLOAT16, PLAIN
+from ..target import Target
 from .rows import Rows
-from .simd import BFLOAT16, PLAIN, access, load_f64, load_i64, load_u8, store_f64, store_u8
-from .target import Target
+from .simd import access, load_f64, load_i64, load_u8, store_f64, store_u8
 
 S = SLOT
 VALUE_KIND, OUT_KIND, KEYS, VALUE_DIM = S["VALUE_KIND"], S["OUT_KIND"], S["KEYS"], S["VALUE_DIM"]

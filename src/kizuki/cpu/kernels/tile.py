@@ -15,8 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from ..target import Target
 from .simd import I64, Emit
-from .target import Target
 
 
 class Products(NamedTuple):

@@ -14,13 +14,14 @@ from typing import Any
 
 import numba
 
+from ..layout import SLOT
+from ..sizes import SPAN_BYTES
+from ..target import SPLIT, Target
 from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
-from .layout import SLOT
 from .pack import panels as panels_of
 from .simd import access, load_i64, load_u8, store_u8, take_ticket
-from .target import SPLIT, Target
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
@@ -33,14 +34,6 @@ KIND, VALUE_KIND = S["KIND"], S["VALUE_KIND"]
 KEY_TABLE, KEY_SOURCE, KEY_ROW, KEY_COL = S["KEY_TABLE"], S["KEY_SOURCE"], S["KEY_ROW"], S["KEY_COL"]
 KEY_PACKED, VALUE_SOURCE = S["KEY_PACKED"], S["VALUE_SOURCE"]
 VALUE_ROW, VALUE_COL = S["VALUE_ROW"], S["VALUE_COL"]
-
-
-def scratch_bytes(t: Target, head_dim: int, value_panels: int) -> int:
-    """Scratch of one thread, and in it room for: packed queries, scores, two accumulators, running sums and maxima,
-    two states a row, spans, which scores are seen."""
-    numbers = t.block_q * (head_dim + t.block_k + 2 * value_panels * t.nr + t.lanes + 1 + 4)
-    spans = t.block_q // t.mr * shared.SPAN_BYTES
-    return -(-(numbers * t.size + spans + t.block_q * t.block_k) // 64) * 64
 
 
 def build(t: Target) -> Any:
@@ -100,7 +93,7 @@ def build(t: Target) -> Any:
         )  # (maximum, total) of a row over the splits before, and of the last one
         spans = states + 4 * block_q * size  # the keys each panel of rows sees
         # one byte a score, only for key blocks with NaN or infinite values
-        seen = spans + block_q // mr * shared.SPAN_BYTES
+        seen = spans + block_q // mr * SPAN_BYTES
 
         while True:
             task = take_ticket(args + NEXT_TASK)

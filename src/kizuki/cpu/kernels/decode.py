@@ -16,14 +16,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from ..layout import SLOT
+from ..sizes import BFLOAT16, PLAIN, step_of
+from ..target import SPLIT, Target
 from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
-from .layout import SLOT
 from .simd import (
-    BFLOAT16,
     I64,
-    PLAIN,
     Emit,
     access,
     fma_one,
@@ -33,7 +33,6 @@ from .simd import (
     take_last,
     take_ticket,
 )
-from .target import SPLIT, Target
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
@@ -50,32 +49,11 @@ MASK_TABLE, BIAS_TABLE, MASK_FN, SCORE_FN = S["MASK_TABLE"], S["BIAS_TABLE"], S[
 OUTPUT_TABLE, LSE_TABLE = S["OUTPUT_TABLE"], S["LSE_TABLE"]
 
 
-def padded(t: Target, rows: int) -> int:
-    """Rows rounded up to the register tile; a single row has a tile of its own."""
-    return rows if rows == 1 else -(-rows // t.few) * t.few
-
-
-def scratch_bytes(t: Target, head_dim: int, rows: int) -> int:
-    """Scratch of one thread: packed queries, scores, running sums and maxima, row addresses, which scores are seen."""
-    numbers = padded(t, rows) * (head_dim + t.block_k + t.lanes + 1)
-    return -(-(numbers * t.size + 8) // 64) * 64 + 3 * 8 * t.block_k + padded(t, rows) * t.block_k
-
-
-def partial_bytes(t: Target, rows: int, value_panels: int) -> int:
-    """What a split leaves behind: (maximum, total) and the accumulator of each row."""
-    return -(-padded(t, rows) * (2 + value_panels * t.nr) * t.size // 64) * 64
-
-
 def _entry(e: Emit, table: ir.Value, index: ir.Value) -> ir.Value:
     """An address out of a table."""
     address = e.b.load(e.b.gep(table, [index]))
     address.align = 8
     return address
-
-
-def step_of(t: Target, kind: int) -> int:
-    """The dimensions of a key taken at once; head_dim is a multiple of it."""
-    return 2 * t.lanes if kind == BFLOAT16 else t.lanes
 
 
 def _columns(e: Emit, keys: list[ir.Value], kind: int) -> list[ir.Value]:

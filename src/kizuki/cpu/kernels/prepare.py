@@ -14,13 +14,13 @@ from typing import Any
 
 import numba
 
+from ..layout import SLOT
+from ..target import Target
 from . import rows as row_bodies
 from . import scores as shared
 from . import tile
-from .layout import SLOT
 from .pack import panels
 from .simd import access, load_f64, load_i64, store_i64, take_ticket
-from .target import Target
 
 S = SLOT
 NEXT_TASK, TASKS, KEYS, QUERIES = S["NEXT_TASK"], S["TASKS"], S["KEYS"], S["QUERIES"]

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numba
 
-from .layout import SLOT
+from ..layout import SLOT
+from ..sizes import BFLOAT16, PLAIN
+from ..target import Target
 from .rows import Rows
-from .simd import BFLOAT16, PLAIN, access, call_row, load_f64, load_i64, load_u8, prefetch, store_i64
-from .target import Target
+from .simd import access, call_row, load_f64, load_i64, load_u8, prefetch, store_i64
 from .tile import Products
 
 S = SLOT
@@ -23,8 +24,6 @@ MASK_TABLE, MASK_ROW, MASK_COL = S["MASK_TABLE"], S["MASK_ROW"], S["MASK_COL"]
 BIAS_TABLE, BIAS_ROW, BIAS_COL = S["BIAS_TABLE"], S["BIAS_ROW"], S["BIAS_COL"]
 SCALE, SOFTCAP = S["SCALE"], S["SOFTCAP"]
 SCORE_FN, MASK_FN, FIRST_QUERY = S["SCORE_FN"], S["MASK_FN"], S["FIRST_QUERY"]
-
-SPAN_BYTES = 16  # of scratch for each panel of mr rows: the keys it sees
 
 
 class Scores(NamedTuple):

@@ -149,6 +149,8 @@ print([name for name in sys.modules if name.startswith(("numba", "kizuki.cpu.ker
 
 def test_kernels_do_not_share_their_helpers() -> None:
     """Processes name helpers alike: the linker must not take one kernel's for another's."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine()
     read = []
     for number in (1, 2):

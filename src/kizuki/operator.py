@@ -215,13 +215,18 @@ def attention(
             dropout=dropout,
             generator=generator,
         )
-    matrix = make(
-        "kizuki.attention",
-        query,
-        key,
-        **options,
-    )
+    kind = None
+    plain = mask is None and bias is None and sinks is None and score is None and observe is None
+    if plain and dropout == 0.0 and generator is None and backend != "portable":
+        from .cpu import again
+
+        kind = again.kind(query, key, value, causal, window, scale, softcap, backend)
+        known = None if kind is None else again.attention(kind, query, key, value)
+        if known is not None:
+            return known
+    matrix = make("kizuki.attention", query, key, **options)
     problem = matrix.problem
+    object.__setattr__(problem, "kind", kind)
     check_value(problem, value, caller="kizuki.attention")
     dropping = draw(dropout, generator, "kizuki.attention")
     mixing = matrix

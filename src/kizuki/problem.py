@@ -8,7 +8,7 @@ again. Axes are named as in the field: query `[..., heads, queries, head_dim]`, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,7 @@ class Problem:
     scale_tensor: Tensor | None = None  # where `scale` came from, if it is learned
     score: functions.Score | None = None  # a user's function of each score
     dropout: tuple[float, int] | None = None  # (p, seed), for `A @ value` alone: readings never have it
+    kind: Hashable | None = None  # what calls that the cpu backend need not describe again have in common
 
     @property
     def batch(self) -> int:

@@ -61,6 +61,8 @@ class Block:
         # By name, so that what one chunk of queries needed goes when the next chunk's takes its place.
         self.alive: dict[str, object] = {}
         self.borrowed: dict[str, Tensor] = {}
+        self.asked: dict[str, int] = {}  # bytes of working memory
+        self.runs: list[tuple[str, Target, int, int]] = []
         self.leases: list[Lease] = []  # of compiled functions
 
     def __setitem__(self, name: str, value: int | float) -> None:
@@ -84,6 +86,7 @@ class Block:
 
     def room(self, name: str, size: int) -> None:
         """`size` bytes of uninitialised working memory for slot `name`, aligned to 64 bytes."""
+        self.asked[name] = size
         made = self.borrowed.get(name)
         if made is None or made.numel() < size:
             made = self.borrowed[name] = borrow(name, size)
@@ -98,8 +101,11 @@ class Block:
 
     def run(self, kernel: str, target: Target, tasks: int, threads: int) -> None:
         """Run a kernel over its tasks."""
-        if tasks == 0:
-            return
+        if tasks:
+            self.runs.append((kernel, target, tasks, threads))
+            self.enter(kernel, target, tasks, threads)
+
+    def enter(self, kernel: str, target: Target, tasks: int, threads: int) -> None:
         slots = self.slots
         slots[_TASKS], slots[_NEXT_TASK], slots[_NEXT_SLOT] = tasks, 0, 0
         launch.run(launch.kernel(kernel, target), slots.buffer_info()[0], min(threads, tasks))

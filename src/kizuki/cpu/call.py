@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..mask import Dense, split
 from ..problem import Problem, in_dtype
-from . import equip, launch
+from . import again, equip, launch
 from .block import KINDS, Block, pair_planes, planes, rows_of, shifted, sources
 from .sizes import decode_scratch, forward_scratch, partial_bytes, read_scratch, step_of
 from .target import SPLIT, Target
@@ -237,6 +237,8 @@ def forward(
         block.run(kernel, target, tasks or planes_ * -(-(stop - start) // target.block_q), threads)
     block.release()
     equip.check(block)
+    if problem.kind is not None:
+        again.remember(problem.kind, block, (problem.query, problem.key, value), output, lse)
     return output, lse
 
 

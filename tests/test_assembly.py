@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 import pytest
@@ -25,7 +26,27 @@ MACHINES = {
         r"\bvfmadd\d+ps\b.*%zmm",
         r"\bvmov\w+\s+%zmm\d+, \S*\(",
     ),
+    "avx512 with bfloat16": (
+        "x86_64-unknown-linux-gnu",
+        "cooperlake",
+        "+avx512f,+avx512bf16",
+        r"\bvdpbf16ps\b.*%zmm",
+        r"\bvmov\w+\s+%zmm\d+, \S*\(",
+    ),
+    "neon with bfloat16": (
+        "aarch64-unknown-linux-gnu",
+        "neoverse-v1",
+        "+neon,+bf16",
+        r"\bbfdot\s+v\d+\.4s",
+        r"\bst[rp]\s+q",
+    ),
 }
+
+
+def shape_of(name: str) -> target.Target:
+    """The target of a machine; of one with bfloat16, that of its pairs."""
+    chosen = target.TARGETS[name.partition(" ")[0]]
+    return replace(chosen, dot=target.DOTS[chosen.name]).paired if "bfloat16" in name else chosen
 
 
 def assembly(name: str, kernel: str) -> str:
@@ -33,7 +54,7 @@ def assembly(name: str, kernel: str) -> str:
     triple, processor, features, *_ = MACHINES[name]
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    text = str(kernels.module(kernel, target.TARGETS[name], "entry")[0])
+    text = str(kernels.module(kernel, shape_of(name), "entry")[0])
     text = re.sub(r'target triple = ".*"', f'target triple = "{triple}"', text)
     text = re.sub(r'target datalayout = ".*"\n', "", text)
     module = llvm.parse_assembly(text)
@@ -49,7 +70,7 @@ def assembly(name: str, kernel: str) -> str:
 def test_the_inner_loop_fills_the_registers_and_spills_none(name: str) -> None:
     """mr × nv multiply-adds a step, none of their sums written to the stack."""
     *_, multiply_add, spill = MACHINES[name]
-    shape = target.TARGETS[name]
+    shape = shape_of(name)
     blocks = re.split(r"\n\.LBB\S+:|\n\t(?:j\w+|b|b\.\w+|cbn?z|tbn?z)\s", assembly(name, "forward"))
     sums = shape.mr * shape.nv
     counts = [len(re.findall(multiply_add, block)) for block in blocks]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from .. import backends, functions, observe, portable
@@ -41,6 +42,8 @@ class Cpu:
         wide, kind = (str(d).removeprefix("torch.") for d in (problem.accumulate_dtype, problem.dtype))
         kernel = f"online softmax, {wide}, {t.name} tiles {t.mr}×{t.nr}, blocks {t.block_q}×{t.block_k}"
         given = kind if kind == wide else f"{kind} widened to {wide}"
+        if t.dot and problem.dtype is torch.bfloat16:
+            given = f"bfloat16 in pairs ({t.dot})"
         return backends.Plan(self.name, kernel, f"CPU {given}, {launch.threads()} threads, {launch.layer()}")
 
     def forward(self, problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:

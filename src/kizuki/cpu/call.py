@@ -33,9 +33,9 @@ class Sizes:
     value_panels: int
 
 
-def describe(problem: Problem, value: Tensor) -> tuple[Block, Target, Sizes]:
+def describe(problem: Problem, value: Tensor, target: Target) -> tuple[Block, Sizes]:
     """An argument block with the operands and what is the same for every query; not yet the mask."""
-    target, dtype = launch.target(problem.accumulate_dtype), problem.accumulate_dtype
+    dtype = problem.accumulate_dtype
     block = Block()
     batch, heads, keys = problem.batch, problem.heads, problem.keys
     query, key, value_dim = problem.query, problem.key, value.shape[-1]
@@ -87,17 +87,17 @@ def describe(problem: Problem, value: Tensor) -> tuple[Block, Target, Sizes]:
         block.alive["sinks"] = sinks
         block["SINK_TABLE"] = sinks.data_ptr()
     equip.equip(block, problem)
-    return block, target, sizes
+    return block, sizes
 
 
 def pack(
     block: Block, target: Target, sizes: Sizes, head_dim: int, threads: int, fused: bool = False
 ) -> None:
     """Keys and values into panels; `fused`: only the room for them, one key block for each thread."""
-    wide = target.size * sizes.blocks * sizes.width
+    tall = target.size * sizes.blocks
     keys, values = (threads, threads) if fused else (sizes.key_planes, sizes.value_planes)
-    block.room("KEY_PACKED", wide * keys * head_dim)
-    block.room("VALUE_PACKED", wide * values * sizes.value_panels * target.nr)
+    block.room("KEY_PACKED", tall * sizes.width * keys * target.steps(head_dim))
+    block.room("VALUE_PACKED", tall * target.steps(sizes.width) * values * sizes.value_panels * target.nr)
     block.room("VALUE_ODD", values * sizes.blocks)
     block["FUSED"] = int(fused)
     if fused:
@@ -133,7 +133,8 @@ def read(problem: Problem, lse: Tensor, k: int = 0, received: bool = False) -> R
     """One pass over the scores given the lse: entropy, distance, largest weight and score, top k, received."""
     dtype = problem.accumulate_dtype
     nothing = problem.key.new_zeros(problem.keys, 0)
-    block, target, sizes = describe(problem, nothing)
+    target = launch.target(dtype)
+    block, sizes = describe(problem, nothing, target)
     threads, own_lse = launch.threads(), lse.contiguous()
     pack(block, target, sizes, problem.head_dim, threads)
     count, queries, size = problem.batch * problem.heads, problem.queries, target.size
@@ -208,7 +209,8 @@ def forward(
     lse = torch.empty(problem.batch, problem.heads, queries, dtype=torch.float64)
     if not planes_ * queries:
         return output, lse
-    block, target, sizes = describe(problem, value)
+    target = mixing_target(problem, value)
+    block, sizes = describe(problem, value, target)
     block["OUT_KIND"] = KINDS[out_dtype]
     few = shared_rows(problem, value)
     if place is not None:
@@ -219,7 +221,7 @@ def forward(
         block.fill({"GROUP": few // queries, "SPLITS": splits, "PARTIAL_BYTES": partial})
         block.room("PARTIAL", units * splits * partial)
         block.table("FINISHED", [0] * units)
-        scratch(block, threads, decode_scratch(target, problem.head_dim, few))
+        scratch(block, threads, decode_scratch(target, problem.head_dim, value.shape[-1], few))
         # A mask or bias that must be evaluated is so for all of the few queries at once: their keys are O(n).
         steps, kernel, tasks = [(0, queries)], "decode", units * splits
     else:
@@ -240,6 +242,12 @@ def forward(
     if problem.kind is not None:
         again.remember(problem.kind, block, (problem.query, problem.key, value), output, lse)
     return output, lse
+
+
+def mixing_target(problem: Problem, value: Tensor) -> Target:
+    """The target whose kernels compute `A @ value`: that of pairs where both are bfloat16 and it is worth it."""
+    target = launch.target(problem.accumulate_dtype)
+    return target.paired if target.dot and problem.dtype is value.dtype is torch.bfloat16 else target
 
 
 def shared_heads(problem: Problem, value: Tensor) -> int:

@@ -49,7 +49,8 @@ def _run(
     """The kernel over all queries; None where `grad` holds a NaN or an infinity in a live row."""
     batch, heads, queries, keys = problem.batch, problem.heads, problem.queries, problem.keys
     count, dtype, threads = batch * heads, problem.accumulate_dtype, launch.threads()
-    block, target, sizes = describe(problem, value)
+    target = launch.target(dtype)
+    block, sizes = describe(problem, value, target)
     group = shared_heads(problem, value)
     units, groups = count // group, max(1, min(KEY_GROUPS, sizes.blocks // 8))
     head_dim, value_dim, nr, block_q = problem.head_dim, value.shape[-1], target.nr, target.block_q

@@ -53,13 +53,16 @@ def padded(t: Target, rows: int) -> int:
     return rows if rows == 1 else -(-rows // t.few) * t.few
 
 
-def decode_scratch(t: Target, head_dim: int, rows: int) -> int:
+def decode_scratch(t: Target, head_dim: int, value_dim: int, rows: int) -> int:
     """Scratch of one thread of the decoder.
 
-    Packed queries, scores, running sums and maxima, row addresses, which scores are seen.
+    Packed queries, scores, running sums and maxima, row addresses, which scores are seen; of pairs also the values of
+    a block without its NaN, and their addresses.
     """
     numbers = padded(t, rows) * (head_dim + t.block_k + t.lanes + 1)
-    return _whole_lines(numbers * t.size + 8) + 3 * 8 * t.block_k + padded(t, rows) * t.block_k
+    clean = t.block_k * (8 + 2 * value_dim) if t.pairs else 0
+    tables = 3 * 8 * t.block_k + padded(t, rows) * t.block_k
+    return _whole_lines(_whole_lines(numbers * t.size + 8) + tables + clean)
 
 
 def partial_bytes(t: Target, rows: int, value_panels: int) -> int:

@@ -24,11 +24,24 @@ class Target:
     block_k: int  # keys a step of the online softmax; a multiple of nr and of 4 vectors
     few: int  # rows of a register tile of the decoder, beside one transposed square of keys
     size: int = 4  # bytes of a number: 4, or 8 for float64
+    # Which instruction adds the products of two pairs of bfloat16 to a float32, as LLVM names its feature: what its
+    # kernels for bfloat16 are made of. "" = none, "emulated" = multiply-adds in its place, for tests.
+    dot: str = ""
+    pairs: bool = False  # these are the kernels made of it: operands are bfloat16 and stay so
 
     @property
     def nr(self) -> int:
         """Columns of a register tile."""
         return self.lanes * self.nv
+
+    @property
+    def paired(self) -> Target:
+        """The same for bfloat16 taken in pairs, where there is an instruction for them."""
+        return replace(self, name=f"{self.name}-{self.dot}", pairs=True)
+
+    def steps(self, dim: int) -> int:
+        """How many numbers, or pairs of them, a product over `dim` goes through."""
+        return (dim + 1) // 2 if self.pairs else dim
 
     @property
     def double(self) -> Target:
@@ -46,6 +59,8 @@ TARGETS = {
     # Any other processor: LLVM splits 4-lane vectors into what there is.
     "generic": Target("generic", lanes=4, mr=4, nv=2, block_q=96, block_k=128, few=4),
 }
+
+DOTS = {"avx512": "avx512bf16", "neon": "bf16"}  # the feature that has them, by target
 
 SPLIT = 8  # key blocks whose sums are kept together; the sums of the splits are joined in order afterwards
 
@@ -69,22 +84,27 @@ def select(found: frozenset[str] | None = None) -> Target:
     """The target for a set of processor features; by default this processor's.
 
     `KIZUKI_TARGET` (avx512, avx2, neon, generic) overrides it, for tests and for measuring: a wider
-    target than the processor's still runs, its vectors split by LLVM.
+    target than the processor's still runs, its vectors split by LLVM. `avx2+bf16` takes bfloat16 in pairs also
+    where no instruction does.
     """
-    forced = os.environ.get("KIZUKI_TARGET")
+    have = features() if found is None else found
+    forced, _, extra = os.environ.get("KIZUKI_TARGET", "").partition("+")
     if forced:
-        if forced not in TARGETS:
+        if forced not in TARGETS or extra not in ("", "bf16"):
             from ..errors import OptionError
 
             raise OptionError(
-                f"KIZUKI_TARGET is {forced!r} but must be one of {', '.join(TARGETS)}; unset it"
+                f"KIZUKI_TARGET is {os.environ['KIZUKI_TARGET']!r} but must be one of {', '.join(TARGETS)}, or one of "
+                "them and +bf16; unset it"
             )
-        return TARGETS[forced]
-    have = features() if found is None else found
-    if "avx512f" in have:
-        return TARGETS["avx512"]
-    if "avx2" in have and "fma" in have:
-        return TARGETS["avx2"]
-    if "neon" in have:
-        return TARGETS["neon"]
-    return TARGETS["generic"]
+        chosen = TARGETS[forced]
+    elif "avx512f" in have:
+        chosen = TARGETS["avx512"]
+    elif "avx2" in have and "fma" in have:
+        chosen = TARGETS["avx2"]
+    elif "neon" in have:
+        chosen = TARGETS["neon"]
+    else:
+        chosen = TARGETS["generic"]
+    dot = DOTS.get(chosen.name, "")
+    return replace(chosen, dot=dot if dot in have else "emulated" if extra else "")

@@ -32,9 +32,10 @@ def count() -> int:
 
 
 def _wanted() -> list[tuple[str, Target]]:
-    """Every kernel by name, with the target it is compiled for: float32's and float64's."""
-    targets = dict.fromkeys((launch.target(torch.float32), launch.target(torch.float64)))
-    return [(name, target) for target in targets for name in launch.KERNELS]
+    """Every kernel by name, with the target it is compiled for; bfloat16 may have some of its own."""
+    single, double = launch.target(torch.float32), launch.target(torch.float64)
+    wanted = [(name, target) for target in (single, double) for name in launch.KERNELS]
+    return wanted + [(name, single.paired) for name in launch.PAIRED if single.dot]
 
 
 def warm() -> Iterator[Warmed]:

@@ -9,6 +9,7 @@ Tasks are the splits of the keys; the thread that finishes a unit's last split j
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -22,6 +23,7 @@ from ..target import SPLIT, Target
 from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
+from .pack import ALL_ONES
 from .simd import (
     I64,
     Emit,
@@ -29,7 +31,9 @@ from .simd import (
     fma_one,
     load_i64,
     load_u8,
+    load_u16,
     store_i64,
+    store_u16,
     take_last,
     take_ticket,
 )
@@ -56,6 +60,14 @@ def _entry(e: Emit, table: ir.Value, index: ir.Value) -> ir.Value:
     return address
 
 
+def _pairs(e: Emit, keys: list[ir.Value]) -> list[ir.Value]:
+    """The next pairs of bfloat16 dimensions of a square of keys, a vector of words over the keys for each."""
+    rows = [e.load(e.pointer(k)) for k in keys]
+    for row in rows:
+        row.align = 2  # what a bfloat16 is aligned to
+    return [e.b.bitcast(pair, e.ints) for pair in e.transpose(rows)]
+
+
 def _columns(e: Emit, keys: list[ir.Value], kind: int) -> list[ir.Value]:
     """The next dimensions of a square of keys, a vector over the keys for each.
 
@@ -64,11 +76,7 @@ def _columns(e: Emit, keys: list[ir.Value], kind: int) -> list[ir.Value]:
     if kind != BFLOAT16:
         return e.transpose([e.load_kind(k, kind) for k in keys])
     b, columns = e.b, []
-    pairs = [e.load(e.pointer(k)) for k in keys]
-    for pair in pairs:
-        pair.align = 2  # what a bfloat16 is aligned to
-    for pair in e.transpose(pairs):
-        bits = b.bitcast(pair, e.ints)
+    for bits in _pairs(e, keys):
         columns.append(b.bitcast(b.shl(bits, e.const_int(16)), e.vec))
         columns.append(b.bitcast(b.and_(bits, e.const_int(0xFFFF0000)), e.vec))
     return columns
@@ -81,10 +89,18 @@ def _bodies(t: Target) -> Any:
 
         @intrinsic
         def dots(
-            typingctx: Any, addresses: Any, queries: Any, dim: Any, out: Any, ahead: Any, dense: Any
+            typingctx: Any,
+            addresses: Any,
+            queries: Any,
+            dim: Any,
+            out: Any,
+            ahead: Any,
+            dense: Any,
+            factor: Any,
         ) -> Any:
             """out[rows][squares·lanes] = queries · keys, the keys at the addresses in a table; dim ≡ 0 mod step_of.
 
+            `factor` multiplies the products of pairs; else the queries have it in them.
             Meanwhile what is at the addresses in the table `ahead` is asked for, a few lines a step: a processor drops
             prefetches that come faster than memory. Where those rows are `dense`, one after the other, in the
             order of memory, which its own prefetcher then follows.
@@ -98,6 +114,7 @@ def _bodies(t: Target) -> Any:
                 dense = builder.icmp_signed("!=", args[5], ir.Constant(I64, 0))
                 q, out = e.pointer(args[1]), e.pointer(args[3])
                 lines = [e.at(q, builder.mul(args[2], ir.Constant(I64, r))) for r in range(rows)]
+                factor = e.splat(args[6]) if t.pairs else None
 
                 def body(d: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
                     step = builder.mul(d, ir.Constant(I64, size))
@@ -112,21 +129,29 @@ def _bodies(t: Target) -> Any:
                         e.prefetch(builder.select(dense, straight, apart))
                     for n in range(squares):
                         own = keys[n * t.lanes : (n + 1) * t.lanes]
-                        columns.append(_columns(e, [builder.add(k, step) for k in own], kind))
+                        own = [builder.add(k, step) for k in own]
+                        columns.append(_pairs(e, own) if t.pairs else _columns(e, own, kind))
+                    place = builder.lshr(d, ir.Constant(I64, 1)) if t.pairs else d
                     for c in range(len(columns[0])):
                         for r in range(rows):
-                            x = e.broadcast(e.at(lines[r], d), c)
+                            x = e.broadcast(e.at(lines[r], place), c)
                             for n in range(squares):
-                                acc[r * squares + n] = e.fma(x, columns[n][c], acc[r * squares + n])
+                                at = r * squares + n
+                                if t.pairs:
+                                    acc[at] = e.dot(builder.bitcast(x, e.ints), columns[n][c], acc[at], t.dot)
+                                else:
+                                    acc[at] = e.fma(x, columns[n][c], acc[at])
                     return acc
 
                 sums = e.loop(args[2], step_of(t, kind), [e.const(0.0)] * (rows * squares), body)
                 for r in range(rows):
                     for n in range(squares):
-                        e.store(sums[r * squares + n], out, r * t.block_k + n * t.lanes)
+                        total = sums[r * squares + n]
+                        total = total if factor is None else builder.fmul(total, factor)
+                        e.store(total, out, r * t.block_k + n * t.lanes)
                 return context.get_dummy_value()
 
-            return types.void(*[types.int64] * 6), codegen
+            return types.void(*[types.int64] * 6, types.float32), codegen
 
         return dots
 
@@ -157,8 +182,7 @@ def _bodies(t: Target) -> Any:
                 step = builder.mul(args[3], ir.Constant(I64, size))
                 lines = [e.at(out, builder.mul(args[5], ir.Constant(I64, r))) for r in range(rows)]
 
-                def body(j: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
-                    start = builder.add(_entry(e, table, j), step)
+                def ask(j: ir.Value) -> None:
                     wide = vectors * t.lanes * size
                     far = builder.add(builder.mul(args[2], step), builder.mul(j, ir.Constant(I64, wide)))
                     for line in range(0, wide, 64):
@@ -166,6 +190,10 @@ def _bodies(t: Target) -> Any:
                         apart = builder.add(_entry(e, ahead, j), step)
                         place = builder.select(dense, straight, apart)
                         e.prefetch(builder.add(place, ir.Constant(I64, line)))
+
+                def body(j: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                    start = builder.add(_entry(e, table, j), step)
+                    ask(j)
                     columns = [
                         e.load_kind(builder.add(start, ir.Constant(I64, v * t.lanes * size)), kind)
                         for v in range(vectors)
@@ -176,8 +204,35 @@ def _bodies(t: Target) -> Any:
                         new += [e.fma(x, columns[v], acc[r * vectors + v]) for v in range(vectors)]
                     return new
 
+                def two(j: ir.Value, acc: Sequence[ir.Value], alone: bool = False) -> list[ir.Value]:
+                    """Keys 2j and 2j + 1, or the last key and nothing."""
+                    first = builder.shl(j, ir.Constant(I64, 1))
+                    second = first if alone else builder.add(first, ir.Constant(I64, 1))
+                    starts = [builder.add(_entry(e, table, at), step) for at in (first, second)]
+                    ask(first)
+                    if not alone:
+                        ask(second)
+                    new, columns = [], []
+                    for v in range(vectors):
+                        places = [
+                            builder.add(start, ir.Constant(I64, v * t.lanes * size)) for start in starts
+                        ]
+                        word = e.weave(*places)
+                        columns.append(builder.and_(word, e.const_int(0xFFFF)) if alone else word)
+                    for r in range(rows):
+                        x = builder.bitcast(e.broadcast(e.at(p, j), r * t.block_k), e.ints)
+                        new += [e.dot(x, columns[v], acc[r * vectors + v], t.dot) for v in range(vectors)]
+                    return new
+
                 start = [e.load(line, v * t.lanes) for line in lines for v in range(vectors)]
-                done = e.loop(args[2], 1, start, body)
+                if t.pairs:
+                    half, zero = builder.lshr(args[2], ir.Constant(I64, 1)), ir.Constant(I64, 0)
+                    some = builder.icmp_signed(">", half, zero)
+                    done = e.when(some, start, lambda acc: e.loop(half, 1, acc, two))
+                    left = builder.icmp_signed("!=", builder.and_(args[2], ir.Constant(I64, 1)), zero)
+                    done = e.when(left, done, lambda acc: two(half, acc, alone=True))
+                else:
+                    done = e.loop(args[2], 1, start, body)
                 for r in range(rows):
                     for v in range(vectors):
                         e.store(done[r * vectors + v], lines[r], v * t.lanes)
@@ -198,20 +253,30 @@ def _bodies(t: Target) -> Any:
 
         @numba.njit(error_model="numpy")
         def dots(
-            addresses: int, packed: int, rows: int, dim: int, columns: int, grid: int, ahead: int, dense: int
+            addresses: int,
+            packed: int,
+            rows: int,
+            dim: int,
+            columns: int,
+            grid: int,
+            ahead: int,
+            dense: int,
+            factor: float,
         ) -> None:
             if rows == 1:
                 c = 0
                 while c + 2 * lanes <= columns:
-                    dots_two(addresses + c * 8, packed, dim, grid + c * size, ahead + c * 8, dense)
+                    dots_two(addresses + c * 8, packed, dim, grid + c * size, ahead + c * 8, dense, factor)
                     c += 2 * lanes
                 if c < columns:
-                    dots_one(addresses + c * 8, packed, dim, grid + c * size, ahead + c * 8, dense)
+                    dots_one(addresses + c * 8, packed, dim, grid + c * size, ahead + c * 8, dense, factor)
             else:
                 for c in range(0, columns, lanes):
                     for r in range(0, rows, few):
                         out = grid + (r * block_k + c) * size
-                        dots_few(addresses + c * 8, packed + r * dim * size, dim, out, ahead + c * 8, dense)
+                        dots_few(
+                            addresses + c * 8, packed + r * dim * size, dim, out, ahead + c * 8, dense, factor
+                        )
 
         @numba.njit(error_model="numpy")
         def mix(
@@ -246,11 +311,14 @@ def _bodies(t: Target) -> Any:
 
         return dots, mix
 
-    made = [for_kind(kind) for kind in range(3)] if t.size == 4 else [for_kind(PLAIN)] * 3
+    if t.pairs:
+        made = [for_kind(BFLOAT16)] * 3
+    else:
+        made = [for_kind(kind) for kind in range(3)] if t.size == 4 else [for_kind(PLAIN)] * 3
     (dots_0, mix_0), (dots_1, mix_1), (dots_2, mix_2) = made
 
     @numba.njit(error_model="numpy")
-    def dots(kind: int, *args: int) -> None:
+    def dots(kind: int, *args: Any) -> None:
         if kind == PLAIN:
             dots_0(*args)
         elif kind == BFLOAT16:
@@ -274,6 +342,7 @@ def build(t: Target) -> Any:
     """The decoding kernel for a target."""
     products, rows = tile.emit(t), row_bodies.emit(t)
     pieces, ends = shared.build(t, products, rows), softmax.build(t, rows)
+    factor_of, narrow_row = pieces.factor_of, rows.narrow_row
     pack_query, shape_row, shapes_rows, sees = (
         pieces.pack_query,
         pieces.shape_row,
@@ -286,8 +355,13 @@ def build(t: Target) -> Any:
     dots, mix = _bodies(t)
     load, store, load_kind, _, real, size = access(t)
     nr, lanes, block_k, few = t.nr, t.lanes, t.block_k, t.few
-    stride = 4 * lanes
+    stride, pairs = 4 * lanes, t.pairs
     neg_inf, zero = real(-math.inf), real(0.0)
+
+    @numba.njit(error_model="numpy")
+    def end_of(count: int) -> int:
+        """`count` columns rounded up to what the row bodies step by."""
+        return (count + stride - 1) // stride * stride
 
     @numba.njit(error_model="numpy")
     def locate(
@@ -345,6 +419,32 @@ def build(t: Target) -> Any:
                         at = sums + (r * row + d) * size
                         store(at, fma_one(weight, load_kind(here + d * width, kind), load(at)))
 
+    @numba.njit(error_model="numpy")
+    def clean(addresses: int, count: int, dim: int, table: int) -> None:
+        """A copy of a block's values with 0 for NaN and infinite ones, and the addresses of its rows at `table`."""
+        copy = table + block_k * 8
+        for c in range(count):
+            here, there = load_i64(addresses + c * 8), copy + c * dim * 2
+            store_i64(table + c * 8, there)
+            for d in range(dim):
+                bits = load_u16(here + d * 2)
+                store_u16(there + d * 2, bits if bits & ALL_ONES != ALL_ONES else numba.uint16(0))
+
+    @numba.njit(error_model="numpy")
+    def add_odd(
+        addresses: int, grid: int, seen: int, rows: int, count: int, dim: int, sums: int, row: int
+    ) -> None:
+        """Weight · value for the values that `clean` left out, only to the rows that see the key."""
+        for c in range(count):
+            here = load_i64(addresses + c * 8)
+            for d in range(dim):
+                x = load_kind(here + d * 2, BFLOAT16)
+                if x - x != zero:
+                    for r in range(rows):
+                        if load_u8(seen + r * block_k + c) != 0:
+                            at = sums + (r * row + d) * size
+                            store(at, load(at) + load(grid + (r * block_k + c) * size) * x)
+
     def decode(args: int) -> None:
         tasks, queries, keys = load_i64(args + TASKS), load_i64(args + QUERIES), load_i64(args + KEYS)
         dim, value_dim, panels = (
@@ -352,7 +452,7 @@ def build(t: Target) -> Any:
             load_i64(args + VALUE_DIM),
             load_i64(args + VALUE_PANELS),
         )
-        group, splits = load_i64(args + GROUP), load_i64(args + SPLITS)
+        group, splits, factor = load_i64(args + GROUP), load_i64(args + SPLITS), factor_of(args)
         kind, value_kind = load_i64(args + KIND), load_i64(args + VALUE_KIND)
         value_size = size if value_kind == PLAIN else 2
         out_size = size if load_i64(args + OUT_KIND) == PLAIN else 2
@@ -440,7 +540,18 @@ def build(t: Target) -> Any:
                 columns = (count + lanes - 1) // lanes * lanes
                 values_dense = 1 if value_rows_touch and straight(value_at, count, value_row) else 0
                 keys_dense = 1 if key_rows_touch and (after <= 0 or straight(next_at, after, key_row)) else 0
-                dots(kind, key_at, packed, whole, dim, columns, grid, value_at, values_dense)
+                dots(
+                    kind,
+                    key_at,
+                    packed,
+                    whole,
+                    dim,
+                    columns,
+                    grid,
+                    value_at,
+                    values_dense,
+                    numba.float32(factor),
+                )
                 hides = shaped
                 if firsts != 0:
                     for r in range(rows):
@@ -477,10 +588,32 @@ def build(t: Target) -> Any:
                         drop(args, plane, query, key + left, width, row + left * size)
                     for c in range(left):
                         store(row + c * size, zero)
-                    for c in range(left + width, count):
+                    for c in range(left + width, end_of(count) if pairs else count):
                         store(row + c * size, zero)
                 if panels > 0:
-                    if hides and any_odd(value_at, count, value_dim, value_kind, value_size):
+                    odd = hides and any_odd(value_at, count, value_dim, value_kind, value_size)
+                    if pairs:
+                        source = value_at
+                        if odd:
+                            source = seen + whole * block_k
+                            clean(value_at, count, value_dim, source)
+                            add_odd(value_at, grid, seen, rows, count, value_dim, sums, row_size)
+                        for r in range(whole):
+                            narrow_row(grid + r * block_k * size, 0, end_of(count))
+                        ahead = next_at if after > 0 else key_at
+                        mix(
+                            value_kind,
+                            source,
+                            grid,
+                            whole,
+                            count,
+                            value_dim,
+                            sums,
+                            row_size,
+                            ahead,
+                            keys_dense,
+                        )
+                    elif odd:
                         mix_seen(
                             value_at,
                             grid,

@@ -21,7 +21,7 @@ from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
 from .pack import panels as panels_of
-from .simd import access, load_i64, load_u8, store_u8, take_ticket
+from .simd import access, load_i64, load_u8, steps_for, store_u8, take_ticket
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
@@ -47,6 +47,7 @@ def build(t: Target) -> Any:
     fold_total, scale_vector, exp_one = rows.fold_total, rows.scale_vector, rows.exp_one
     scale_row = rows.scale_row
     turned, straight = panels_of(t)
+    narrow_row, steps_of, pairs = rows.narrow_row, steps_for(t), t.pairs
     load, store, _, _, real, size = access(t)
     mr, nr, lanes, block_q, block_k = t.mr, t.nr, t.lanes, t.block_q, t.block_k
     stride = 4 * lanes  # what row_max and raise_row step by
@@ -60,12 +61,22 @@ def build(t: Target) -> Any:
         row, col, kind = load_i64(args + KEY_ROW), load_i64(args + KEY_COL), load_i64(args + KIND)
         source = load_i64(load_i64(args + KEY_SOURCE) + 8 * key_plane)
         turned(
-            source, row, col, kind, dim, there, width, load_i64(args + KEY_PACKED) + slot * width * dim * size
+            source,
+            row,
+            col,
+            kind,
+            dim,
+            there,
+            width,
+            load_i64(args + KEY_PACKED) + slot * width * steps_of(dim) * size,
+            0,
         )
         row, col, kind = load_i64(args + VALUE_ROW), load_i64(args + VALUE_COL), load_i64(args + VALUE_KIND)
         source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * value_plane)
-        out = load_i64(args + VALUE_PACKED) + slot * width * load_i64(args + VALUE_PANELS) * nr * size
-        odd = straight(source, row, col, kind, value_dim, there, width, out)
+        out = (
+            load_i64(args + VALUE_PACKED) + slot * steps_of(width) * load_i64(args + VALUE_PANELS) * nr * size
+        )
+        odd = straight(source, row, col, kind, value_dim, there, width, out, 0)
         store_u8(load_i64(args + VALUE_ODD) + slot, numba.uint8(odd))
 
     def forward(args: int) -> None:
@@ -151,21 +162,31 @@ def build(t: Target) -> Any:
                                     scale_vector(totals + r * lanes * size, decay)
                             raise_row(row, width, new, totals + r * lanes * size)
                             drop(args, plane, start + r, key + left, width, row)
-                    place = (value_plane * blocks + block) * full_width * panels * nr * size
+                    if odd:
+                        add_odd(args, plane, key, grid, seen, sums, rows)
+                    if pairs:
+                        for p in range(row_panels):
+                            first, stop = span(args, spans, p, key, count)
+                            left = first // stride * stride
+                            width = (stop + stride - 1) // stride * stride - left
+                            if stop > 0:
+                                for r in range(p * mr, min(rows, (p + 1) * mr)):
+                                    narrow_row(grid + r * block_k * size, left, width)
+                    tall = steps_of(full_width)
+                    place = (value_plane * blocks + block) * tall * panels * nr * size
                     value_panel = load_i64(args + VALUE_PACKED) + place
                     for v in range(panels):
-                        here = value_panel + v * full_width * nr * size
+                        here = value_panel + v * tall * nr * size
                         for p in range(row_panels):
                             first, stop = span(args, spans, p, key, count)
                             if stop > 0:
+                                begin = first // 2 if pairs else first
                                 mix(
-                                    grid + (p * mr * block_k + first) * size,
-                                    here + first * nr * size,
-                                    stop - first,
+                                    grid + (p * mr * block_k + begin) * size,
+                                    here + begin * nr * size,
+                                    steps_of(stop) - begin,
                                     sums + v * panel_bytes + p * mr * nr * size,
                                 )
-                    if odd:
-                        add_odd(args, plane, key, grid, seen, sums, rows)
                     block += 1
                 more = states + 2 * block_q * size
                 for r in range(rows):

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from ..layout import SLOT
 from ..sizes import BFLOAT16, PLAIN
 from ..target import Target
-from .simd import I64, Emit, access, load_i64, store_u8, take_ticket
+from .simd import I64, Emit, access, load_i64, load_u16, steps_for, store_u8, store_u16, take_ticket
 
 S = SLOT
 NEXT_TASK, TASKS, KIND, VALUE_KIND = S["NEXT_TASK"], S["TASKS"], S["KIND"], S["VALUE_KIND"]
@@ -29,6 +29,7 @@ VALUE_SOURCE, VALUE_ROW, VALUE_COL = S["VALUE_SOURCE"], S["VALUE_ROW"], S["VALUE
 KEY_PACKED, VALUE_PACKED, VALUE_ODD = S["KEY_PACKED"], S["VALUE_PACKED"], S["VALUE_ODD"]
 PAGES_TABLE, PAGE_KEYS = S["PAGES_TABLE"], S["PAGE_KEYS"]
 KEY_PAGE, VALUE_PAGE = S["KEY_PAGE"], S["VALUE_PAGE"]
+ALL_ONES = 0x7F80  # the exponent of a bfloat16 that is NaN or infinite
 
 
 def bodies(t: Target) -> tuple[Any, Any]:
@@ -108,7 +109,11 @@ def bodies(t: Target) -> tuple[Any, Any]:
 
 
 def panels(t: Target) -> tuple[Any, Any]:
-    """`(turned, straight)`: a stretch of rows into panels of nr rows, or into panels of nr columns."""
+    """`(turned, straight)`: a stretch of rows into panels of nr rows, or into panels of nr columns.
+
+    Both take source, row, col, kind, dim: the bytes from row to row and from number to number; there: how many rows;
+    width: of the whole panels; target; first: what row of the panels the stretch begins with.
+    """
     turn, copy_panel = bodies(t)
     _, store, load_kind, _, real, size = access(t)
     nr, lanes = t.nr, t.lanes
@@ -124,12 +129,9 @@ def panels(t: Target) -> tuple[Any, Any]:
         there: int,
         width: int,
         target: int,
-        first: int = 0,
+        first: int,
     ) -> None:
-        """`there` rows of `dim` numbers into panels `[dim][nr]` of nr rows each, `width` rows in all, the rest 0.
-
-        They are rows `first`, `first` + 1, … of the panels: what comes before is there already.
-        """
+        """`there` rows of `dim` numbers into panels `[dim][nr]` of nr rows each, `width` rows in all, the rest 0."""
         # A vector of rows lies within one panel only where it starts at a multiple of its length.
         vectors = dim // lanes if col == (size if kind == PLAIN else 2) and first % lanes == 0 else 0
         whole = there // lanes * lanes if vectors > 0 else 0
@@ -148,7 +150,15 @@ def panels(t: Target) -> tuple[Any, Any]:
 
     @numba.njit(error_model="numpy")
     def straight(
-        source: int, row: int, col: int, kind: int, dim: int, there: int, width: int, target: int
+        source: int,
+        row: int,
+        col: int,
+        kind: int,
+        dim: int,
+        there: int,
+        width: int,
+        target: int,
+        first: int,
     ) -> int:
         """`there` rows into panels `[width][nr]` of nr columns each; returns 1 if a number was NaN or infinite.
 
@@ -160,7 +170,7 @@ def panels(t: Target) -> tuple[Any, Any]:
             full = min(nr, dim - p * nr)
             whole = full == nr and col == (size if kind == PLAIN else 2)
             for j in range(there):
-                out = target + (p * width + j) * nr * size
+                out = target + (p * width + first + j) * nr * size
                 here = source + j * row + p * nr * col
                 if whole and copy_panel(here, out, kind) == 0:
                     continue
@@ -174,6 +184,96 @@ def panels(t: Target) -> tuple[Any, Any]:
                     store(out + c * size, real(0.0))
         return odd
 
+    return (turned, straight) if not t.pairs else pairs(t, turned)
+
+
+def pairs(t: Target, turn_words: Any) -> tuple[Any, Any]:
+    """As `panels`, for bfloat16 that stays so: two dimensions of a key, or two values of a column, share a word.
+
+    A word of a key moves as any number of 32 bits does: `turn_words`.
+    """
+    nr, size = t.nr, t.size
+
+    @intrinsic
+    def weave_panel(typingctx: Any, first: Any, second: Any, out: Any) -> Any:
+        """Two rows of nr numbers into nr words; returns 1 if one of them is NaN or infinite, else 0."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t)
+            b, out = builder, e.pointer(args[2])
+            odd: Any = ir.Constant(ir.VectorType(ir.IntType(1), t.lanes), [0] * t.lanes)
+            for v in range(t.nv):
+                step = ir.Constant(I64, 2 * v * t.lanes)
+                word = e.weave(b.add(args[0], step), b.add(args[1], step))
+                e.store(b.bitcast(word, e.vec), out, v * t.lanes)
+                for bits in (ALL_ONES, ALL_ONES << 16):
+                    top = b.and_(word, e.const_int(bits))
+                    odd = b.or_(odd, b.icmp_unsigned("==", top, e.const_int(bits)))
+            mask = b.bitcast(odd, ir.IntType(t.lanes))
+            some = b.icmp_unsigned("!=", mask, ir.Constant(ir.IntType(t.lanes), 0))
+            return b.zext(some, I64)
+
+        return types.int64(*[types.int64] * 3), codegen
+
+    @numba.njit(error_model="numpy")
+    def turned(
+        source: int,
+        row: int,
+        col: int,
+        kind: int,
+        dim: int,
+        there: int,
+        width: int,
+        target: int,
+        first: int,
+    ) -> None:
+        steps = (dim + 1) // 2
+        if col == 2 and dim % 2 == 0:
+            turn_words(source, row, size, PLAIN, steps, there, width, target, first)
+            return
+        for c in range(width - first):
+            at = first + c
+            out = target + ((at // nr) * nr * steps + at % nr) * size
+            for d in range(2 * steps):
+                bits = load_u16(source + c * row + d * col) if c < there and d < dim else numba.uint16(0)
+                store_u16(out + d // 2 * nr * size + d % 2 * 2, bits)
+
+    @numba.njit(error_model="numpy")
+    def straight(
+        source: int,
+        row: int,
+        col: int,
+        kind: int,
+        dim: int,
+        there: int,
+        width: int,
+        target: int,
+        first: int,
+    ) -> int:
+        """Rows past the last are left as they are, but that its own word is whole."""
+        odd = 0
+        for p in range((dim + nr - 1) // nr):
+            full = min(nr, dim - p * nr)
+            j = 0
+            while j < there:
+                at = first + j
+                out = target + (p * (width // 2) + at // 2) * nr * size
+                here = source + j * row + p * nr * col
+                both = at % 2 == 0 and j + 1 < there
+                if both and full == nr and col == 2 and weave_panel(here, here + row, out) == 0:
+                    j += 2
+                    continue
+                half = at % 2 * 2
+                for c in range(nr):
+                    bits = load_u16(here + c * col) if c < full else numba.uint16(0)
+                    if bits & ALL_ONES == ALL_ONES:
+                        odd, bits = 1, numba.uint16(0)
+                    store_u16(out + c * size + half, bits)
+                    if half == 0:  # the next row, if there is one, overwrites it
+                        store_u16(out + c * size + 2, numba.uint16(0))
+                j += 1
+        return odd
+
     return turned, straight
 
 
@@ -181,6 +281,7 @@ def build(t: Target) -> Any:
     """The packing kernel for a target: one task a key block of a key plane, then of a value plane."""
     turned, straight = panels(t)
     nr, block_k, size = t.nr, t.block_k, t.size
+    steps_of = steps_for(t)
 
     @numba.njit(error_model="numpy")
     def stretch(args: int, plane: int, key: int, left: int) -> tuple[int, int, int]:
@@ -202,9 +303,9 @@ def build(t: Target) -> Any:
                 source = load_i64(load_i64(args + KEY_SOURCE) + 8 * plane)
                 col, kind = load_i64(args + KEY_COL), load_i64(args + KIND)
                 there = min(width, keys - block * block_k)
-                target = load_i64(args + KEY_PACKED) + task * width * dim * size
+                target = load_i64(args + KEY_PACKED) + task * width * steps_of(dim) * size
                 if not paged:
-                    turned(source + block * block_k * row, row, col, kind, dim, there, width, target)
+                    turned(source + block * block_k * row, row, col, kind, dim, there, width, target, 0)
                 else:
                     first = 0
                     while first < there:
@@ -220,18 +321,21 @@ def build(t: Target) -> Any:
                 source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * plane)
                 there = min(width, keys - block * block_k)
                 target = (
-                    load_i64(args + VALUE_PACKED) + place * load_i64(args + VALUE_PANELS) * nr * width * size
+                    load_i64(args + VALUE_PACKED)
+                    + place * load_i64(args + VALUE_PANELS) * nr * steps_of(width) * size
                 )
                 col, kind = load_i64(args + VALUE_COL), load_i64(args + VALUE_KIND)
                 odd = 0
                 if not paged:
-                    odd = straight(source + block * block_k * row, row, col, kind, dim, there, width, target)
+                    odd = straight(
+                        source + block * block_k * row, row, col, kind, dim, there, width, target, 0
+                    )
                 else:
                     first = 0
                     while first < there:
                         page, at, run = stretch(args, plane, block * block_k + first, there - first)
                         here = source + page * load_i64(args + VALUE_PAGE) + at * row
-                        odd |= straight(here, row, col, kind, dim, run, width, target + first * nr * size)
+                        odd |= straight(here, row, col, kind, dim, run, width, target, first)
                         first += run
                 store_u8(load_i64(args + VALUE_ODD) + place, numba.uint8(odd))
 

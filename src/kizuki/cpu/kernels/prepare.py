@@ -62,11 +62,11 @@ def build(t: Target) -> Any:
         row = load_i64(args + QUERY_ROW)
         source = load_i64(load_i64(args + QUERY_TABLE) + 8 * plane) + start * row
         out = load_i64(args + QUERY_COLUMNS) + task * block_q * ((dim + nr - 1) // nr) * nr * size
-        straight(source, row, load_i64(args + QUERY_COL), kind, dim, rows, block_q, out)
+        straight(source, row, load_i64(args + QUERY_COL), kind, dim, rows, block_q, out, 0)
         row, col, kind = load_i64(args + GRAD_ROW), load_i64(args + GRAD_COL), load_i64(args + GRAD_KIND)
         source = load_i64(load_i64(args + GRAD_TABLE) + 8 * plane) + start * row
         out = load_i64(args + GRAD_COLUMNS) + task * block_q * panels * nr * size
-        odd = straight(source, row, col, kind, value_dim, rows, block_q, out) != 0
+        odd = straight(source, row, col, kind, value_dim, rows, block_q, out, 0) != 0
         lse = load_i64(load_i64(args + LSE_TABLE) + 8 * plane) + start * 8
         out = load_i64(args + GRAD_ROWS) + task * block_q * value_dim * size
         for r in range(rows):
@@ -97,9 +97,9 @@ def build(t: Target) -> Any:
                 source = load_i64(load_i64(args + KEY_SOURCE) + 8 * plane) + block * block_k * row
                 there = min(width, keys - block * block_k)
                 out = load_i64(args + KEY_PACKED) + task * width * dim * size
-                turned(source, row, col, kind, dim, there, width, out)
+                turned(source, row, col, kind, dim, there, width, out, 0)
                 out = load_i64(args + KEY_COLUMNS) + task * width * ((dim + nr - 1) // nr) * nr * size
-                straight(source, row, col, kind, dim, there, width, out)
+                straight(source, row, col, kind, dim, there, width, out, 0)
             elif task < key_tasks + value_tasks:
                 place = task - key_tasks
                 plane, block = place // blocks, place % blocks
@@ -111,7 +111,7 @@ def build(t: Target) -> Any:
                 source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * plane) + block * block_k * row
                 there = min(width, keys - block * block_k)
                 out = load_i64(args + VALUE_KEYS) + place * width * value_dim * size
-                turned(source, row, col, kind, value_dim, there, width, out)
+                turned(source, row, col, kind, value_dim, there, width, out, 0)
             else:
                 queries_of(args, task - key_tasks - value_tasks)
 

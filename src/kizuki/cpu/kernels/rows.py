@@ -35,6 +35,7 @@ class Rows(NamedTuple):
     read_row: Any
     fold_largest: Any
     add_columns: Any
+    narrow_row: Any
 
 
 def emit(t: Target) -> Rows:
@@ -436,6 +437,31 @@ def emit(t: Target) -> Rows:
 
         return types.void(types.int64, types.int64, types.int64), codegen
 
+    @intrinsic
+    def narrow_row(typingctx: Any, row: Any, left: Any, width: Any) -> Any:
+        """Columns left … left + width of a row rounded to bfloat16, in place: column c becomes the c-th of the row.
+
+        width is a multiple of 4 vectors. A number moves towards the beginning, over numbers that have moved already.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t)
+            b = builder
+            source = e.at(e.pointer(args[0]), args[1])
+            out = b.add(args[0], b.mul(args[1], ir.Constant(I64, 2)))
+
+            def body(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+                wide = [e.load(e.at(source, i), n * t.lanes) for n in range(4)]
+                for n, x in enumerate(wide):
+                    place = b.add(b.mul(i, ir.Constant(I64, 2)), ir.Constant(I64, 2 * n * t.lanes))
+                    e.store_kind(x, b.add(out, place), BFLOAT16)
+                return []
+
+            e.loop(args[2], 4 * t.lanes, [], body)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), codegen
+
     return Rows(
         add_bias,
         hide,
@@ -456,4 +482,5 @@ def emit(t: Target) -> Rows:
         read_row,
         fold_largest,
         add_columns,
+        narrow_row,
     )

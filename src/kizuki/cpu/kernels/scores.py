@@ -11,7 +11,20 @@ from ..layout import SLOT
 from ..sizes import BFLOAT16, PLAIN
 from ..target import Target
 from .rows import Rows
-from .simd import access, call_row, load_f64, load_i64, load_u8, prefetch, store_i64
+from .simd import (
+    access,
+    call_row,
+    load_f64,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u16,
+    prefetch,
+    steps_for,
+    store_i32,
+    store_i64,
+    store_u16,
+)
 from .tile import Products
 
 S = SLOT
@@ -30,6 +43,7 @@ class Scores(NamedTuple):
     """Inlined pieces, callable from a kernel."""
 
     pack_query: Any
+    factor_of: Any
     ranges: Any
     span: Any
     shape_row: Any
@@ -47,12 +61,38 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
     mr, nr, lanes, block_k = t.mr, t.nr, t.lanes, t.block_k
     stride = 4 * lanes  # columns that the row bodies step by
     neg_inf, zero = real(-math.inf), real(0.0)
+    steps_of = steps_for(t)
 
     @numba.njit(error_model="numpy")
-    def pack_query(args: int, plane: int, start: int, rows: int, padded: int, out: int) -> None:
+    def factor_of(args: int) -> float:
+        """Scale (÷ softcap): what a product of a query and a key is multiplied by."""
+        softcap = load_f64(args + SOFTCAP)
+        return real(load_f64(args + SCALE) / softcap if softcap > 0 else load_f64(args + SCALE))
+
+    @numba.njit(error_model="numpy")
+    def pack_pairs(args: int, plane: int, start: int, rows: int, padded: int, out: int) -> None:
+        """Queries as they are, in pairs; an odd head_dim is filled up with 0, and so are rows past the end."""
+        dim, row, col = load_i64(args + HEAD_DIM), load_i64(args + QUERY_ROW), load_i64(args + QUERY_COL)
+        steps = steps_of(dim)
+        source = load_i64(load_i64(args + QUERY_TABLE) + 8 * plane) + start * row
+        for r in range(rows):
+            here, there = out + r * steps * size, source + r * row
+            if col == 2:
+                for d in range(dim // 2):
+                    store_i32(here + d * size, load_i32(there + d * size))
+            else:
+                for d in range(dim // 2 * 2):
+                    store_u16(here + d * 2, load_u16(there + d * col))
+            if dim % 2:
+                store_u16(here + (dim - 1) * 2, load_u16(there + (dim - 1) * col))
+                store_u16(here + dim * 2, numba.uint16(0))
+        for at in range(rows * steps, padded * steps):
+            store(out + at * size, zero)
+
+    @numba.njit(error_model="numpy")
+    def pack_numbers(args: int, plane: int, start: int, rows: int, padded: int, out: int) -> None:
         """Queries × scale (÷ softcap), head_dim numbers a row; rows past the end are 0."""
-        softcap, kind = load_f64(args + SOFTCAP), load_i64(args + KIND)
-        factor = real(load_f64(args + SCALE) / softcap if softcap > 0 else load_f64(args + SCALE))
+        factor, kind = factor_of(args), load_i64(args + KIND)
         dim, row, col = load_i64(args + HEAD_DIM), load_i64(args + QUERY_ROW), load_i64(args + QUERY_COL)
         source = load_i64(load_i64(args + QUERY_TABLE) + 8 * plane) + start * row
         panels = dim // nr if col == (size if kind == PLAIN else 2) else 0
@@ -69,6 +109,20 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
                 store(here + d * size, load_kind(there + d * col, kind) * factor)
         for at in range(rows * dim, padded * dim):
             store(out + at * size, zero)
+
+    pack_query = pack_pairs if t.pairs else pack_numbers
+
+    if t.pairs:
+
+        @numba.njit(error_model="numpy")
+        def product(args: int, left: int, right: int, steps: int, out: int) -> None:
+            scores(left, right, steps, out, factor_of(args))
+
+    else:
+
+        @numba.njit(error_model="numpy")
+        def product(args: int, left: int, right: int, steps: int, out: int) -> None:
+            scores(left, right, steps, out)
 
     @numba.njit(error_model="numpy")
     def add_bias(args: int, plane: int, query: int, key: int, first: int, stop: int, row: int) -> None:
@@ -247,11 +301,11 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
         four vectors, the scores are −inf; what lies further is undefined. `slopes`: 0, or a second grid. The keys
         are those packed for `key_plane`.
         """
-        dim, full_width = load_i64(args + HEAD_DIM), load_i64(args + KEY_WIDTH)
+        steps, full_width = steps_of(load_i64(args + HEAD_DIM)), load_i64(args + KEY_WIDTH)
         key = block * block_k
         count = min(block_k, load_i64(args + KEYS) - key)
         place = key_plane * load_i64(args + KEY_BLOCKS) + block
-        panel = load_i64(args + KEY_PACKED) + place * full_width * dim * size
+        panel = load_i64(args + KEY_PACKED) + place * full_width * steps * size
         row_panels = (rows + mr - 1) // mr
         paired = load_i64(args + MASK_TABLE) != 0 or load_i64(args + BIAS_TABLE) != 0
         for c in range(0, min(full_width, count), nr):
@@ -260,10 +314,11 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
                 if first < c + nr and c < stop:
                     if paired:
                         fetch_pairs(args, plane, start + p * mr, key + c)
-                    scores(
-                        packed + p * mr * dim * size,
-                        panel + c * dim * size,
-                        dim,
+                    product(
+                        args,
+                        packed + p * mr * steps * size,
+                        panel + c * steps * size,
+                        steps,
                         grid + (p * mr * block_k + c) * size,
                     )
         if not shapes_rows(args, count):
@@ -276,4 +331,4 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
                 side = slopes + r * block_k * size if slopes != 0 else 0
                 shape_row(args, plane, start + r, key, first, stop, grid + r * block_k * size, side)
 
-    return Scores(pack_query, ranges, span, shape_row, shapes_rows, score_block, sees)
+    return Scores(pack_query, factor_of, ranges, span, shape_row, shapes_rows, score_block, sees)

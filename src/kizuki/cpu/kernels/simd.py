@@ -147,6 +147,25 @@ def rounded_bfloat16(
     return b.trunc(b.lshr(up, const(16)), half)
 
 
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+DOTS = {  # by the processor's feature, for the vectors of its target
+    "avx512bf16": "llvm.x86.avx512bf16.dpbf16ps.512",
+    "bf16": "llvm.aarch64.neon.bfdot.v4f32.v8bf16",
+}
+
+
 class Emit:
     """Writes vector instructions of a target's lanes with an LLVM IR builder."""
 
@@ -228,6 +247,35 @@ class Emit:
 
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         return self.call("fma", x, y, z)
+
+    def words(self, pointer: ir.Value, index: ir.Value | int = 0) -> ir.Value:
+        """A vector of 32-bit words, each a pair of bfloat16 numbers, the first in its low half."""
+        return self.b.bitcast(self.load(pointer, index), self.ints)
+
+    def weave(self, first: ir.Value, second: ir.Value) -> ir.Value:
+        """Words of the 16-bit numbers at two byte addresses: the first's in the low halves."""
+        b, half = self.b, ir.VectorType(I16, self.lanes)
+        low, high = (b.load(b.inttoptr(place, half.as_pointer())) for place in (first, second))
+        low.align = high.align = 2
+        return b.or_(b.zext(low, self.ints), b.shl(b.zext(high, self.ints), self.const_int(16)))
+
+    def dot(self, x: ir.Value, y: ir.Value, total: ir.Value, how: str) -> ir.Value:
+        """total + the products of each pair of x and y, by the instruction that `how` names."""
+        b = self.b
+        if how in DOTS:
+            name, pairs = DOTS[how], ir.VectorType(_BFloat(), 2 * self.lanes)
+            known = b.module.globals.get(name)
+            if known is None:
+                known = ir.Function(b.module, ir.FunctionType(self.vec, [self.vec, pairs, pairs]), name)
+            return b.call(known, [total, b.bitcast(x, pairs), b.bitcast(y, pairs)])
+        low, high = (
+            [b.bitcast(change(v), self.vec) for v in (x, y)]
+            for change in (
+                lambda v: b.shl(v, self.const_int(16)),
+                lambda v: b.and_(v, self.const_int(0xFFFF0000)),
+            )
+        )
+        return self.fma(high[0], high[1], self.fma(low[0], low[1], total))
 
     def larger(self, best: ir.Value, x: ir.Value) -> ir.Value:
         """max that keeps `best` where x is NaN: one instruction, and the NaN shows in the sum instead."""
@@ -316,6 +364,28 @@ class Emit:
         b.position_at_end(end)
         return new
 
+    def when(
+        self,
+        condition: ir.Value,
+        values: Sequence[ir.Value],
+        change: Callable[[Sequence[ir.Value]], Sequence[ir.Value]],
+    ) -> list[ir.Value]:
+        """The values, changed where the condition holds."""
+        b = self.b
+        entry, then, end = b.block, b.append_basic_block("then"), b.append_basic_block("after")
+        b.cbranch(condition, then, end)
+        b.position_at_end(then)
+        changed, last = change(values), b.block
+        b.branch(end)
+        b.position_at_end(end)
+        joined = []
+        for old, new in zip(values, changed, strict=True):
+            phi = b.phi(old.type)
+            phi.add_incoming(old, entry)
+            phi.add_incoming(new, last)
+            joined.append(phi)
+        return joined
+
 
 def _scalar_load(ir_type: ir.Type, numba_type: types.Type, align: int) -> Any:
     @intrinsic
@@ -349,6 +419,10 @@ load_f64 = _scalar_load(F64, types.float64, 8)
 store_f64 = _scalar_store(F64, types.float64, 8)
 load_f32 = _scalar_load(F32, types.float32, 4)
 store_f32 = _scalar_store(F32, types.float32, 4)
+load_i32 = _scalar_load(I32, types.int32, 2)
+store_i32 = _scalar_store(I32, types.int32, 4)
+load_u16 = _scalar_load(I16, types.uint16, 2)
+store_u16 = _scalar_store(I16, types.uint16, 2)
 load_u8 = _scalar_load(I8, types.uint8, 1)
 store_u8 = _scalar_store(I8, types.uint8, 1)
 
@@ -420,6 +494,13 @@ def access(t: Target) -> Access:
             store_narrow(address, x, kind)
 
     return Access(load_f32, store_f32, load_kind, store_kind, types.float32, 4)
+
+
+def steps_for(t: Target) -> Any:
+    """`Target.steps` for Numba code."""
+    if t.pairs:
+        return numba.njit(lambda dim: (dim + 1) // 2)
+    return numba.njit(lambda dim: dim)
 
 
 @intrinsic

@@ -111,10 +111,8 @@ def attention(like: Hashable, query: Tensor, key: Tensor, value: Tensor) -> Tens
         known.busy = False
 
 
-def remember(
-    like: Hashable, block: Block, operands: tuple[Tensor, Tensor, Tensor], output: Tensor, lse: Tensor
-) -> None:
-    """Keep the block of a call that has just run, if its kind was seen before. `lse` is written to by every one."""
+def remember(like: Hashable, block: Block, operands: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    """Keep the block of a call that has just run, if its kind was seen before."""
     seen: set[Hashable] = _mine.__dict__.setdefault("seen", set())
     if like not in seen:
         if len(seen) >= 16 * KEPT:
@@ -122,7 +120,6 @@ def remember(
         seen.add(like)
         return
     del block.alive["operands"]
-    block.alive["lse"] = lse
     if sum(memoryview(_bytes(kept)).nbytes for kept in block.alive.values()) > LARGEST:
         return
     kinds = _kinds()

@@ -202,11 +202,14 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """`(A @ value, lse)`: `[batch, heads, queries, value_dim]` in `out_dtype`, float64 `[batch, heads, queries]`.
 
+    The lse is not computed where the problem is of a `kind`: nobody asks for it, and its logarithms take time.
     `place` writes down where keys and values are when it is not where `problem.key` and `value` say (paged.py).
     """
     planes_, queries, threads = problem.batch * problem.heads, problem.queries, launch.threads()
     output = torch.empty(problem.batch, problem.heads, queries, value.shape[-1], dtype=out_dtype)
-    lse = torch.empty(problem.batch, problem.heads, queries, dtype=torch.float64)
+    lse = torch.empty(
+        problem.batch, problem.heads, queries if problem.kind is None else 0, dtype=torch.float64
+    )
     if not planes_ * queries:
         return output, lse
     target = mixing_target(problem, value)
@@ -227,20 +230,22 @@ def forward(
     else:
         # Where nobody else reads a plane's keys, its one task packs them itself: they never leave its cache.
         own = sizes.key_planes == sizes.value_planes == planes_ and place is None
-        fused = own and sizes.blocks == 1 and queries <= target.block_q * 2
+        enough = queries <= target.block_q or (queries <= 2 * target.block_q and planes_ >= 4 * threads)
+        fused = own and sizes.blocks == 1 and enough
         pack(block, target, sizes, problem.head_dim, threads, fused)
         scratch(block, threads, forward_scratch(target, problem.head_dim, sizes.value_panels))
-        steps, kernel, tasks = list(chunks(problem)), "forward", 0
+        steps, kernel, tasks = list(chunks(problem)), "forward", planes_ if fused else 0
     size = output.shape[-1] * output.element_size()
     for start, stop in steps:
         point(block, problem, start, stop)
         block.table("OUTPUT_TABLE", rows_of(output, planes_, queries * size, start * size))
-        block.table("LSE_TABLE", rows_of(lse, planes_, queries * 8, start * 8))
+        if problem.kind is None:
+            block.table("LSE_TABLE", rows_of(lse, planes_, queries * 8, start * 8))
         block.run(kernel, target, tasks or planes_ * -(-(stop - start) // target.block_q), threads)
     block.release()
     equip.check(block)
     if problem.kind is not None:
-        again.remember(problem.kind, block, (problem.query, problem.key, value), output, lse)
+        again.remember(problem.kind, block, (problem.query, problem.key, value), output)
     return output, lse
 
 

@@ -5,7 +5,7 @@ rows.py     the emitted bodies of a row of scores     pack.py     operands into 
 scores.py   masked scores of a block                  softmax.py  the end of a row: joining splits, dividing
 forward.py  the online softmax                        decode.py   the same for few queries, nothing packed
 backward.py gradients given the lse                   prepare.py  operands packed for them
-read.py     statistics given the lse
+read.py     statistics given the lse                  few.py      the products of decode.py
 
 A kernel is `void kernel(int64 args)`, args the address of the argument block (`layout.py`). It raises nothing,
 allocates nothing and calls nothing but libm, so its object code needs neither Numba nor Python to run.

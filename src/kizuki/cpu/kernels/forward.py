@@ -21,11 +21,12 @@ from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
 from .pack import panels as panels_of
-from .simd import access, load_i64, load_u8, steps_for, store_u8, take_ticket
+from .simd import access, load_i64, load_u8, prefetch, steps_for, store_u8, take_ticket
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
 SCRATCH, SCRATCH_BYTES, OUT_KIND = S["SCRATCH"], S["SCRATCH_BYTES"], S["OUT_KIND"]
+PLANES, QUERY_TABLE, QUERY_ROW = S["PLANES"], S["QUERY_TABLE"], S["QUERY_ROW"]
 QUERIES, KEYS, HEAD_DIM, VALUE_DIM = S["QUERIES"], S["KEYS"], S["HEAD_DIM"], S["VALUE_DIM"]
 KEY_BLOCKS, KEY_WIDTH, VALUE_PANELS = S["KEY_BLOCKS"], S["KEY_WIDTH"], S["VALUE_PANELS"]
 VALUE_TABLE, VALUE_PACKED, VALUE_ODD = S["VALUE_TABLE"], S["VALUE_PACKED"], S["VALUE_ODD"]
@@ -79,6 +80,13 @@ def build(t: Target) -> Any:
         odd = straight(source, row, col, kind, value_dim, there, width, out, 0)
         store_u8(load_i64(args + VALUE_ODD) + slot, numba.uint8(odd))
 
+    @numba.njit(error_model="numpy")
+    def ask(address: int, size: int, part: int, parts: int) -> None:
+        """Ask for one of `parts` equal parts of `size` bytes."""
+        each = (size // 64 + parts) // parts * 64
+        for at in range(part * each, min((part + 1) * each, size), 64):
+            prefetch(address + at)
+
     def forward(args: int) -> None:
         fused = load_i64(args + FUSED) != 0
         tasks, queries, keys = load_i64(args + TASKS), load_i64(args + QUERIES), load_i64(args + KEYS)
@@ -106,13 +114,18 @@ def build(t: Target) -> Any:
         # one byte a score, only for key blocks with NaN or infinite values
         seen = spans + block_q // mr * SPAN_BYTES
 
+        last_packed, task, stop_task = -1, 0, 0
+        each = query_blocks if fused else 1  # query blocks a ticket: a plane's keys are packed by one thread
         while True:
-            task = take_ticket(args + NEXT_TASK)
-            if task >= tasks:
-                break
+            if task == stop_task:
+                task = take_ticket(args + NEXT_TASK) * each
+                stop_task = task + each
+                if task >= tasks * each:
+                    break
             plane = task // query_blocks
             # The last queries see the most keys under a causal mask: they go first.
             start = (query_blocks - 1 - task % query_blocks) * block_q
+            task += 1
             rows = min(block_q, queries - start)
             row_panels = (rows + mr - 1) // mr
             padded = row_panels * mr
@@ -123,10 +136,27 @@ def build(t: Target) -> Any:
                 load_i64(load_i64(args + VALUE_TABLE) + 8 * plane),
             )
             if fused:
-                pack_here(args, key_plane, value_plane, slot)
+                if last_packed != plane:
+                    pack_here(args, key_plane, value_plane, slot)
+                    last_packed = plane
                 key_plane, value_plane = slot, slot
             block, splits = low // block_k, 0
             while True:  # once a split; once also where no key is seen
+                soon = plane + load_i64(args + NEXT_SLOT)  # the plane this thread is likely to have next
+                asks = fused and soon < load_i64(args + PLANES)
+                if asks:
+                    soon_query = load_i64(load_i64(args + QUERY_TABLE) + 8 * soon)
+                    soon_key = load_i64(
+                        load_i64(args + KEY_SOURCE) + 8 * load_i64(load_i64(args + KEY_TABLE) + 8 * soon)
+                    )
+                    soon_value = load_i64(
+                        load_i64(args + VALUE_SOURCE) + 8 * load_i64(load_i64(args + VALUE_TABLE) + 8 * soon)
+                    )
+                    query_bytes, key_bytes, value_bytes = (
+                        queries * load_i64(args + QUERY_ROW),
+                        keys * load_i64(args + KEY_ROW),
+                        keys * load_i64(args + VALUE_ROW),
+                    )
                 for r in range(padded):
                     store(tops + r * size, neg_inf)
                     for c in range(lanes):
@@ -146,6 +176,10 @@ def build(t: Target) -> Any:
                         width = (stop + stride - 1) // stride * stride - left
                         for r in range(p * mr, min(rows, (p + 1) * mr)):
                             row = grid + r * block_k * size
+                            if asks:
+                                ask(soon_query, query_bytes, start + r, queries)
+                                ask(soon_key, key_bytes, start + r, queries)
+                                ask(soon_value, value_bytes, start + r, queries)
                             if odd:
                                 note_seen(row, seen + r * block_k, first, stop)
                             if stop == 0:
@@ -203,11 +237,12 @@ def build(t: Target) -> Any:
                     break
 
             output = load_i64(load_i64(args + OUTPUT_TABLE) + 8 * plane) + start * value_dim * out_size
-            lse = load_i64(load_i64(args + LSE_TABLE) + 8 * plane) + start * 8
+            lses = load_i64(args + LSE_TABLE)
+            lse, lse_step = (load_i64(lses + 8 * plane) + start * 8, 8) if lses != 0 else (0, 0)
             for r in range(rows):
                 top, total = load(states + 2 * r * size), load(states + (2 * r + 1) * size)
                 empty = top == neg_inf and total == zero and not sees(args, plane, start + r, grid)
                 here, out = joined + r * nr * size, output + r * value_dim * out_size
-                finish(args, plane, top, total, empty, here, panel_bytes, out, lse + r * 8)
+                finish(args, plane, top, total, empty, here, panel_bytes, out, lse + r * lse_step)
 
     return forward

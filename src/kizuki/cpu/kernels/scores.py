@@ -95,9 +95,12 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
         factor, kind = factor_of(args), load_i64(args + KIND)
         dim, row, col = load_i64(args + HEAD_DIM), load_i64(args + QUERY_ROW), load_i64(args + QUERY_COL)
         source = load_i64(load_i64(args + QUERY_TABLE) + 8 * plane) + start * row
-        panels = dim // nr if col == (size if kind == PLAIN else 2) else 0
-        for r in range(rows):
-            here, there = out + r * dim * size, source + r * row
+        width = size if kind == PLAIN else 2
+        panels, count, long = dim // nr if col == width else 0, rows, dim
+        if panels * nr == dim and row == dim * width:  # one after the other: as one long row
+            long, panels, count = dim * rows, panels * rows, 1
+        for r in range(count):
+            here, there = out + r * long * size, source + r * row
             for p in range(panels):
                 if kind == PLAIN:
                     scale_plain(there + p * nr * col, here + p * nr * size, factor)
@@ -105,7 +108,7 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
                     scale_bfloat16(there + p * nr * col, here + p * nr * size, factor)
                 else:
                     scale_float16(there + p * nr * col, here + p * nr * size, factor)
-            for d in range(panels * nr, dim):
+            for d in range(panels * nr, long):
                 store(here + d * size, load_kind(there + d * col, kind) * factor)
         for at in range(rows * dim, padded * dim):
             store(out + at * size, zero)

@@ -74,7 +74,7 @@ def build(t: Target, rows: Rows) -> Softmax:
     def finish(
         args: int, plane: int, top: float, total: float, empty: bool, sums: int, step: int, out: int, lse: int
     ) -> None:
-        """Divide a row by its total (and its sink's share) into the output at `out`, and write its lse.
+        """Divide a row by its total (and its sink's share) into the output at `out`, and write its lse if asked to.
 
         `sums`: nr numbers in each panel, panels `step` bytes apart.
         """
@@ -91,9 +91,11 @@ def build(t: Target, rows: Rows) -> Softmax:
                 decay = math.exp(numba.float64(top) - peak)
                 mass = mass * decay + math.exp(numba.float64(sink) - peak)
             factor = real(decay / mass)
-            # All scores −inf, yet seen: 0/0. A total of NaN stays NaN.
-            natural = math.nan if mass == 0.0 else math.log(mass) + (0.0 if peak == -math.inf else peak)
-        store_f64(lse, natural)
+            if lse != 0:
+                # All scores −inf, yet seen: 0/0. A total of NaN stays NaN.
+                natural = math.nan if mass == 0.0 else math.log(mass) + (0.0 if peak == -math.inf else peak)
+        if lse != 0:
+            store_f64(lse, natural)
         for p in range((dim + nr - 1) // nr):
             here, there = sums + p * step, out + p * nr * width
             if empty:

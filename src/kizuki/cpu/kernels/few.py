@@ -1,0 +1,322 @@
+"""The decoder's products: few rows of queries with keys and values read where they lie, by tables of addresses.
+
+A square of keys is transposed in registers, so that a row's score is the same sum in the same order as in the
+forward kernel. Whoever reads memory here also asks for what is read next: a processor foresees neither the rows of a
+square, which are read side by side, nor the columns of values, which lie a row apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ..sizes import BFLOAT16, PLAIN, step_of
+from ..target import Target
+from .simd import I64, Emit
+
+CHUNK = 16  # keys whose values are in the cache at once while columns pass over them; even, for pairs
+
+
+def _entry(e: Emit, table: ir.Value, index: ir.Value) -> ir.Value:
+    """An address out of a table."""
+    address = e.b.load(e.b.gep(table, [index]))
+    address.align = 8
+    return address
+
+
+def _pairs(e: Emit, keys: list[ir.Value]) -> list[ir.Value]:
+    """The next pairs of bfloat16 dimensions of a square of keys, a vector of words over the keys for each."""
+    rows = [e.load(e.pointer(k)) for k in keys]
+    for row in rows:
+        row.align = 2  # what a bfloat16 is aligned to
+    return [e.b.bitcast(pair, e.ints) for pair in e.transpose(rows)]
+
+
+def _columns(e: Emit, keys: list[ir.Value], kind: int) -> list[ir.Value]:
+    """The next dimensions of a square of keys, a vector over the keys for each.
+
+    bfloat16 pairs are turned as whole 32-bit words and taken apart afterwards: half the exchanges.
+    """
+    if kind != BFLOAT16:
+        return e.transpose([e.load_kind(k, kind) for k in keys])
+    b, columns = e.b, []
+    for bits in _pairs(e, keys):
+        columns.append(b.bitcast(b.shl(bits, e.const_int(16)), e.vec))
+        columns.append(b.bitcast(b.and_(bits, e.const_int(0xFFFF0000)), e.vec))
+    return columns
+
+
+def build(t: Target) -> Any:
+    """`(dots, mix)`: scores of a block of keys, and a block of values into the accumulators."""
+
+    def dots_for(kind: int, rows: int, squares: int) -> Any:
+        """Scores of `rows` queries on `squares` squares of `lanes` keys each."""
+        size = t.size if kind == PLAIN else 2
+
+        @intrinsic
+        def dots(
+            typingctx: Any,
+            addresses: Any,
+            queries: Any,
+            dim: Any,
+            out: Any,
+            ahead: Any,
+            dense: Any,
+            factor: Any,
+        ) -> Any:
+            """out[rows][squares·lanes] = queries · keys, the keys at the addresses in a table; dim ≡ 0 mod step_of.
+
+            `factor` multiplies the products of pairs; else the queries have it in them.
+            Meanwhile what is at the addresses in the table `ahead` is asked for, a few lines a step: a processor drops
+            prefetches that come faster than memory, and does not foresee many rows read side by side. Where those
+            rows are `dense`, one after the other, in the order of memory.
+            """
+
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                e = Emit(builder, t)
+                table = builder.inttoptr(args[0], I64.as_pointer())
+                keys = [_entry(e, table, ir.Constant(I64, n)) for n in range(squares * t.lanes)]
+                later = builder.inttoptr(args[4], I64.as_pointer())
+                dense = builder.icmp_signed("!=", args[5], ir.Constant(I64, 0))
+                q, out = e.pointer(args[1]), e.pointer(args[3])
+                lines = [e.at(q, builder.mul(args[2], ir.Constant(I64, r))) for r in range(rows)]
+                factor = e.splat(args[6]) if t.pairs else None
+
+                def body(d: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                    step = builder.mul(d, ir.Constant(I64, size))
+                    acc, columns = list(acc), []
+                    for n in range(0, squares * t.lanes * step_of(t, kind) * size, 64):
+                        far = builder.add(
+                            builder.mul(step, ir.Constant(I64, squares * t.lanes)), ir.Constant(I64, n)
+                        )
+                        straight = builder.add(_entry(e, later, ir.Constant(I64, 0)), far)
+                        own = ir.Constant(I64, n // 64 % (squares * t.lanes))
+                        apart = builder.add(_entry(e, later, own), step)
+                        e.prefetch(builder.select(dense, straight, apart))
+                    for n in range(squares):
+                        own = keys[n * t.lanes : (n + 1) * t.lanes]
+                        own = [builder.add(k, step) for k in own]
+                        columns.append(_pairs(e, own) if t.pairs else _columns(e, own, kind))
+                    place = builder.lshr(d, ir.Constant(I64, 1)) if t.pairs else d
+                    for c in range(len(columns[0])):
+                        for r in range(rows):
+                            x = e.broadcast(e.at(lines[r], place), c)
+                            for n in range(squares):
+                                at = r * squares + n
+                                if t.pairs:
+                                    acc[at] = e.dot(builder.bitcast(x, e.ints), columns[n][c], acc[at], t.dot)
+                                else:
+                                    acc[at] = e.fma(x, columns[n][c], acc[at])
+                    return acc
+
+                sums = e.loop(args[2], step_of(t, kind), [e.const(0.0)] * (rows * squares), body)
+                for r in range(rows):
+                    for n in range(squares):
+                        total = sums[r * squares + n]
+                        total = total if factor is None else builder.fmul(total, factor)
+                        e.store(total, out, r * t.block_k + n * t.lanes)
+                return context.get_dummy_value()
+
+            return types.void(*[types.int64] * 6, types.float32), codegen
+
+        return dots
+
+    def mix_for(kind: int, rows: int, vectors: int) -> Any:
+        """`vectors` vectors of value columns into the accumulators of `rows` rows."""
+        size = t.size if kind == PLAIN else 2
+
+        @intrinsic
+        def mix(
+            typingctx: Any,
+            addresses: Any,
+            weights: Any,
+            count: Any,
+            column: Any,
+            out: Any,
+            row: Any,
+            ahead: Any,
+            dense: Any,
+        ) -> Any:
+            """out[r] += Σ_j weights[r][j] · values[j][column …], keys in order; rows of `out` `row` numbers apart."""
+
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                e = Emit(builder, t)
+                table = builder.inttoptr(args[0], I64.as_pointer())
+                ahead = builder.inttoptr(args[6], I64.as_pointer())
+                dense = builder.icmp_signed("!=", args[7], ir.Constant(I64, 0))
+                p, out = e.pointer(args[1]), e.at(e.pointer(args[4]), args[3])
+                step = builder.mul(args[3], ir.Constant(I64, size))
+                lines = [e.at(out, builder.mul(args[5], ir.Constant(I64, r))) for r in range(rows)]
+
+                def ask(j: ir.Value) -> None:
+                    wide = vectors * t.lanes * size
+                    far = builder.add(builder.mul(args[2], step), builder.mul(j, ir.Constant(I64, wide)))
+                    for line in range(0, wide, 64):
+                        straight = builder.add(_entry(e, ahead, ir.Constant(I64, 0)), far)
+                        apart = builder.add(_entry(e, ahead, j), step)
+                        place = builder.select(dense, straight, apart)
+                        e.prefetch(builder.add(place, ir.Constant(I64, line)))
+
+                def body(j: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                    start = builder.add(_entry(e, table, j), step)
+                    ask(j)
+                    columns = [
+                        e.load_kind(builder.add(start, ir.Constant(I64, v * t.lanes * size)), kind)
+                        for v in range(vectors)
+                    ]
+                    new = []
+                    for r in range(rows):
+                        x = e.broadcast(e.at(p, j), r * t.block_k)
+                        new += [e.fma(x, columns[v], acc[r * vectors + v]) for v in range(vectors)]
+                    return new
+
+                def two(j: ir.Value, acc: Sequence[ir.Value], alone: bool = False) -> list[ir.Value]:
+                    """Keys 2j and 2j + 1, or the last key and nothing."""
+                    first = builder.shl(j, ir.Constant(I64, 1))
+                    second = first if alone else builder.add(first, ir.Constant(I64, 1))
+                    starts = [builder.add(_entry(e, table, at), step) for at in (first, second)]
+                    ask(first)
+                    if not alone:
+                        ask(second)
+                    new, columns = [], []
+                    for v in range(vectors):
+                        places = [
+                            builder.add(start, ir.Constant(I64, v * t.lanes * size)) for start in starts
+                        ]
+                        word = e.weave(*places)
+                        columns.append(builder.and_(word, e.const_int(0xFFFF)) if alone else word)
+                    for r in range(rows):
+                        x = builder.bitcast(e.broadcast(e.at(p, j), r * t.block_k), e.ints)
+                        new += [e.dot(x, columns[v], acc[r * vectors + v], t.dot) for v in range(vectors)]
+                    return new
+
+                start = [e.load(line, v * t.lanes) for line in lines for v in range(vectors)]
+                if t.pairs:
+                    half, zero = builder.lshr(args[2], ir.Constant(I64, 1)), ir.Constant(I64, 0)
+                    some = builder.icmp_signed(">", half, zero)
+                    done = e.when(some, start, lambda acc: e.loop(half, 1, acc, two))
+                    left = builder.icmp_signed("!=", builder.and_(args[2], ir.Constant(I64, 1)), zero)
+                    done = e.when(left, done, lambda acc: two(half, acc, alone=True))
+                else:
+                    done = e.loop(args[2], 1, start, body)
+                for r in range(rows):
+                    for v in range(vectors):
+                        e.store(done[r * vectors + v], lines[r], v * t.lanes)
+                return context.get_dummy_value()
+
+            return types.void(*[types.int64] * 8), codegen
+
+        return mix
+
+    lanes, few, block_k = t.lanes, t.few, t.block_k
+    size = t.size
+    weight_size = 2 if t.pairs else size
+    wide = 2  # vectors of values beside `few` rows: few · 2 sums stay in registers
+
+    @numba.njit(error_model="numpy")
+    def soon(addresses: int, dense: int, at: int, stop: int, later: int, later_dense: int) -> tuple[int, int]:
+        """Where to ask for memory: from row `at` of a block on, or past its end in the table of what comes later."""
+        return (addresses + at * 8, dense) if at < stop else (later, later_dense)
+
+    def for_kind(kind: int) -> tuple[Any, Any]:
+        dots_few, dots_one, dots_two = dots_for(kind, few, 1), dots_for(kind, 1, 1), dots_for(kind, 1, 2)
+        mix_few, mix_few_one = mix_for(kind, few, wide), mix_for(kind, few, 1)
+        mix_one, mix_one_one = mix_for(kind, 1, 4), mix_for(kind, 1, 1)
+
+        @numba.njit(error_model="numpy")
+        def dots(
+            addresses: int,
+            packed: int,
+            rows: int,
+            dim: int,
+            columns: int,
+            grid: int,
+            dense: int,
+            later: int,
+            later_dense: int,
+            factor: float,
+        ) -> None:
+            wide = 2 * lanes if rows == 1 else lanes
+            for c in range(0, columns, wide):
+                here, out = addresses + c * 8, grid + c * size
+                ahead, touch = soon(addresses, dense, c + 2 * lanes, columns, later, later_dense)
+                if rows == 1:
+                    if c + wide <= columns:
+                        dots_two(here, packed, dim, out, ahead, touch, factor)
+                    else:
+                        dots_one(here, packed, dim, out, ahead, touch, factor)
+                else:
+                    for r in range(0, rows, few):
+                        left = packed + r * dim * size
+                        dots_few(here, left, dim, out + r * block_k * size, ahead, touch, factor)
+
+        @numba.njit(error_model="numpy")
+        def mix(
+            addresses: int,
+            grid: int,
+            rows: int,
+            count: int,
+            dim: int,
+            sums: int,
+            row: int,
+            dense: int,
+            later: int,
+            later_dense: int,
+        ) -> None:
+            for j in range(0, count, CHUNK):
+                here, weights, n = (
+                    addresses + j * 8,
+                    grid + j * weight_size,
+                    min(CHUNK, count - j),
+                )
+                ahead, touch = soon(addresses, dense, j + CHUNK, count, later, later_dense)
+                for r in range(0, rows, few):
+                    left, out = weights + r * block_k * size, sums + r * row * size
+                    c = 0
+                    if rows == 1:
+                        while c + 4 * lanes <= dim:
+                            mix_one(here, left, n, c, out, row, ahead, touch)
+                            c += 4 * lanes
+                        while c < dim:
+                            mix_one_one(here, left, n, c, out, row, ahead, touch)
+                            c += lanes
+                    else:
+                        while c + wide * lanes <= dim:
+                            mix_few(here, left, n, c, out, row, ahead, touch)
+                            c += wide * lanes
+                        while c < dim:
+                            mix_few_one(here, left, n, c, out, row, ahead, touch)
+                            c += lanes
+
+        return dots, mix
+
+    if t.pairs:
+        made = [for_kind(BFLOAT16)] * 3
+    else:
+        made = [for_kind(kind) for kind in range(3)] if t.size == 4 else [for_kind(PLAIN)] * 3
+    (dots_0, mix_0), (dots_1, mix_1), (dots_2, mix_2) = made
+
+    @numba.njit(error_model="numpy")
+    def dots(kind: int, *args: Any) -> None:
+        if kind == PLAIN:
+            dots_0(*args)
+        elif kind == BFLOAT16:
+            dots_1(*args)
+        else:
+            dots_2(*args)
+
+    @numba.njit(error_model="numpy")
+    def mix(kind: int, *args: int) -> None:
+        if kind == PLAIN:
+            mix_0(*args)
+        elif kind == BFLOAT16:
+            mix_1(*args)
+        else:
+            mix_2(*args)
+
+    return dots, mix

@@ -108,6 +108,22 @@ def test_ragged_sequences_and_a_window_are_those_alone() -> None:
                 )
 
 
+@pytest.mark.parametrize("queries", [1, 17, 40])
+def test_what_stands_past_a_sequences_end_is_not_followed(queries: int) -> None:
+    """Sequence 0 uses two pages of a table made for ten."""
+    key, value, _ = three(600, 1, batch=2)
+    (key_pages, table), (value_pages, _) = shuffled(key, 64), shuffled(value, 64)
+    query, lengths = randn(2, 2, queries, 16, seed=3), torch.tensor([70, 600])
+    want = paged_attention(query, key_pages, value_pages, table, lengths)
+    for anything in (-1, 10**9, 2**31 - 1):
+        ragged = table.clone()
+        ragged[0, 2:] = anything
+        assert torch.equal(paged_attention(query, key_pages, value_pages, ragged, lengths), want)
+        A = paged_attend(query, key_pages, ragged, lengths)
+        assert torch.equal(A.topk(3)[1], paged_attend(query, key_pages, table, lengths).topk(3)[1])
+        assert (ragged[0, 2:] == anything).all(), "the caller's table was written to"
+
+
 @pytest.mark.parametrize(
     "form", [{"capacity": 200}, {"capacity": 200, "page": 24}], ids=["one piece", "pages"]
 )
@@ -115,14 +131,16 @@ def test_one_by_one_is_all_at_once(form: dict[str, Any]) -> None:
     key, value = randn(2, 2, 150, 16, seed=1), randn(2, 2, 150, 16, seed=2)
     query = randn(2, 4, 150, 16, seed=3)
     cache = KVCache(2, 2, 16, **form)
-    where = cache._key.data_ptr()
+    places = set()
     rows = []
     for i in range(150):
         cache.append(key[:, :, i : i + 1], value[:, :, i : i + 1])
+        places.add(cache.key.data_ptr())
         rows.append(cache.attention(query[:, :, i : i + 1]))
     want = kizuki.attention(query, key, value, causal=True)
     assert torch.equal(torch.cat(rows, 2), want)
-    assert cache._key.data_ptr() == where, "the cache moved"
+    if "page" not in form:  # whose keys are gathered to be shown
+        assert len(places) == 1, "the cache moved"
     assert torch.equal(cache.key, key)
     assert torch.equal(cache.value, value)
     whole = KVCache(2, 2, 16, **form)
@@ -157,7 +175,7 @@ def test_ragged_appends(form: dict[str, Any]) -> None:
 def test_a_window_uses_its_pages_again() -> None:
     key, value, query = three(700, 700)
     cache = KVCache(1, 1, 16, window=100, page=32)
-    where, pages = cache._key.data_ptr(), cache._key.shape[0]
+    pages = cache.pages
     assert pages * 32 < 200
     at, rows, best = 0, [], []
     for n in [1] * 40 + [5] * 20 + [1] * 300 + [13] * 20:
@@ -166,7 +184,7 @@ def test_a_window_uses_its_pages_again() -> None:
         best.append(cache.attend(query[:, :, at : at + n]).topk(1)[1] + cache.first)
         at += n
     assert at == len(cache) == 700
-    assert (cache._key.data_ptr(), cache._key.shape[0]) == (where, pages), "the window grew or moved"
+    assert cache.pages == pages, "the window grew"
     i, j = np.arange(700)[:, None], np.arange(700)
     visible = (j <= i) & (j > i - 100)
     truth = brute(query, key, value, visible=visible)
@@ -186,20 +204,20 @@ def test_a_prefill_longer_than_the_window() -> None:
     cache.append(key, value)
     want = kizuki.attention(query, key, value, causal=True, window=(63, None))
     assert torch.equal(cache.attention(query), want)
-    pages = cache._key.shape[0]
+    pages = cache.pages
     for i in range(100):
         cache.append(key[:, :, i : i + 1], value[:, :, i : i + 1])
-    assert cache._key.shape[0] == pages
-    assert len(cache._free) >= pages - 6, "pages that no query can see are free"
+    assert cache.pages == pages
+    assert cache.free_pages >= pages - 6, "pages that no query can see are free"
 
 
 def test_forks_share_pages_until_one_writes() -> None:
     cache = KVCache(3, 1, 8, page=16, pages=12)
     key, value = randn(3, 1, 40, 8, seed=1), randn(3, 1, 40, 8, seed=2)
     cache.append(key, value, lengths=[40, 0, 0])
-    assert len(cache._free) == 9
+    assert cache.free_pages == 9
     cache.fork(0, 1)
-    assert len(cache._free) == 9, "a fork takes no page"
+    assert cache.free_pages == 9, "a fork takes no page"
     more = randn(3, 1, 1, 8, seed=3)
     cache.append(more, more)
     assert cache.lengths.tolist() == [41, 41, 1]
@@ -212,7 +230,7 @@ def test_forks_share_pages_until_one_writes() -> None:
     cache.truncate(3)
     assert cache.lengths.tolist() == [3, 3, 1]
     cache.reset()
-    assert len(cache._free) == 12, "a page was lost"
+    assert cache.free_pages == cache.pages == 12, "a page was lost"
 
 
 def test_the_last_reader_of_a_page_writes_to_it() -> None:
@@ -223,7 +241,7 @@ def test_the_last_reader_of_a_page_writes_to_it() -> None:
     cache.append(more, more)  # two copies are enough for three
     for b in range(3):
         assert torch.equal(cache.key[b], torch.cat([first[0], more[b]], 1))
-    assert not cache._free
+    assert cache.free_pages == 0
     before = cache.key.clone()
     with pytest.raises(ValueError, match="3 pages of 16 keys are missing"):
         cache.append(randn(3, 1, 13, 8), randn(3, 1, 13, 8))
@@ -235,7 +253,7 @@ def test_sequences_change_places(form: dict[str, Any]) -> None:
     key, value = randn(4, 1, 20, 8, seed=1), randn(4, 1, 20, 8, seed=2)
     cache, lengths = KVCache(4, 1, 8, **form), [20, 5, 0, 13]
     cache.append(key, value, lengths=lengths)
-    where = cache._key.data_ptr()
+    where = cache.key.data_ptr()
     for order in ([3, 0, 1, 1], torch.tensor([1, 0, -1, 2])):
         key, value = key[order], value[order]
         lengths = [lengths[n] for n in order]
@@ -247,7 +265,8 @@ def test_sequences_change_places(form: dict[str, Any]) -> None:
     cache.truncate(9, sequence=0)
     lengths[0] = min(lengths[0], 9)
     assert cache.lengths.tolist() == lengths
-    assert cache._key.data_ptr() == where
+    if "page" not in form:
+        assert cache.key.data_ptr() == where, "the cache moved"
     for b, n in enumerate(lengths):
         assert torch.equal(cache.key[b, :, :n], key[b, :, :n])
         assert torch.equal(cache.value[b, :, :n], value[b, :, :n])
@@ -335,7 +354,7 @@ def small(**form: Any) -> KVCache:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: paged_attention(ONE, POOL, POOL, torch.tensor([[0, 4]]), torch.tensor([20])), ["page 4", "< 4"]),
+        (lambda: paged_attention(ONE, POOL, POOL, torch.tensor([[0, 4]]), torch.tensor([20])), ["page 4", "0 … 3"]),
         (lambda: paged_attention(ONE, POOL, POOL, torch.tensor([[-1, 1]]), torch.tensor([20])), ["page -1"]),
         (lambda: paged_attention(ONE, POOL, POOL, TABLE, torch.tensor([33])), ["33", "32"]),
         (lambda: paged_attention(ONE, POOL, POOL, TABLE, torch.tensor([0])), ["0 keys", "1 queries"]),
@@ -350,9 +369,12 @@ def small(**form: Any) -> KVCache:
         (lambda: paged_attention(ONE, POOL, POOL, TABLE, NINE, window=0), ["window", ">= 1"]),
         (lambda: paged_attention(ONE, POOL, POOL, TABLE, NINE, causal=True), ["causal", "own position"]),
         (lambda: paged_attention(ONE, POOL, POOL, TABLE, NINE, dropout=0.1), ["dropout", "sinks"]),
-        (lambda: paged_attention(ONE[..., :4], POOL, POOL, TABLE, NINE), ["head_dim"]),
+        (lambda: paged_attention(ONE[..., :4], POOL, POOL, TABLE, NINE), ["key_pages has head_dim 8", "query has 4"]),
+        (lambda: paged_attend(ONE[..., :4], POOL, TABLE, NINE), ["key_pages has head_dim 8", "query has 4"]),
         (lambda: paged_attention(ONE.expand(1, 3, 1, 8), POOL.repeat(1, 2, 1, 1), POOL.repeat(1, 2, 1, 1), TABLE,
-                                 NINE), ["2 heads", "3"]),
+                                 NINE), ["key_pages and value_pages have 2 heads", "3"]),
+        (lambda: paged_attention(ONE, POOL[:, :0], POOL[:, :0], TABLE, NINE), ["value_pages have 0 heads", "has 1"]),
+        (lambda: paged_attention(ONE, POOL[:0], POOL[:0], TABLE, NINE), ["0 pages; give it the pages in use"]),
         (lambda: torch.vmap(lambda q: paged_attention(q, POOL, POOL, TABLE, NINE))(ONE[None]), ["torch.func"]),
         (lambda: small().append(torch.zeros(2, 1, 3, 8), torch.zeros(2, 1, 3, 8)), ["capacity=4", "window"]),
         (lambda: small().append(torch.zeros(2, 1, 1, 4), torch.zeros(2, 1, 1, 4)), ["key", "[2, 1, 1, 4]"]),

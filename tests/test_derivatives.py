@@ -279,6 +279,26 @@ def test_vmap_over_rules_and_functions() -> None:
         vmap(run)(query, lengths + 5, seen)
 
 
+def test_vmap_over_documents() -> None:
+    """Each copy has its own; those that all share are one for a batch of two."""
+    query, key = randn(3, 2, 2, 5, 4, dtype=F64), randn(2, 2, 5, 4, seed=1, dtype=F64)
+    lengths = torch.tensor([[1, 2, 2], [3, 0, 2], [0, 5, 0]])
+
+    def run(q: Tensor, own: Tensor) -> Tensor:
+        rule = masks.documents(own) | ~masks.documents([2, 3]) & masks.causal()
+        return kizuki.attention(q, key, key, mask=rule, backend="portable")
+
+    want = torch.stack([run(*each) for each in zip(query, lengths, strict=True)])
+    assert torch.equal(vmap(run)(query, lengths), want)
+    assert torch.equal(vmap(run)(query, torch.cat([torch.zeros(3, 1).long(), lengths], 1)), want)
+    for wrong, words in (
+        (lengths - 1, "lengths holds -1"),
+        (lengths + 5, "covers 20 queries but there are 5"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            vmap(run)(query, wrong)
+
+
 def test_vmap_keeps_one_function_for_one_function() -> None:
     """A graph keeps the functions it holds, so a new wrapper for each call would be kept for ever."""
     query = randn(3, 1, 2, 5, 4)

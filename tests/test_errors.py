@@ -28,6 +28,10 @@ def matrix() -> kizuki.AttentionMatrix:
     return attend()
 
 
+def _asserts(*_: Any) -> Any:
+    raise AssertionError("not today\nnor tomorrow")
+
+
 Error = tuple[type[Exception], Callable[[], Any], list[str]]
 S, O, T = ShapeError, OptionError, KizukiTypeError  # noqa: E741 - three letters for a table of three classes
 
@@ -77,6 +81,15 @@ ERRORS: dict[str, Error] = {
     "scale True": (T, lambda: attend(scale=True), ["scale", "bool"]),
     "scale NaN": (O, lambda: attend(scale=float("nan")), ["scale", "nan", "finite"]),
     "scale infinite": (O, lambda: attend(scale=float("inf")), ["scale", "inf", "finite"]),
+    "scale too large": (O, lambda: attend(scale=1e39), ["scale", "1e+39", "±1.7e+38", "float32"]),
+    "scale too low": (O, lambda: attend(Q.half(), K.half(), scale=-1e39), ["scale", "-1e+39", "float32"]),
+    "scale a tensor, too large": (
+        O,
+        lambda: attend(scale=torch.tensor(1e39, dtype=torch.float64)),
+        ["scale", "1e+39", "float32"],
+    ),
+    "scale too large for float64": (O, lambda: attend(Q.double(), K.double(), scale=1.5e308), ["±8.99e+307"]),
+    "scale of 400 digits": (O, lambda: attend(scale=10**400), ["scale", "inf", "finite"]),
     "softcap 0": (O, lambda: attend(softcap=0), ["softcap", "0", "above 0", "None"]),
     "softcap negative": (O, lambda: attend(softcap=-2.0), ["softcap", "-2.0", "above 0"]),
     "softcap a string": (T, lambda: attend(softcap="30"), ["softcap", "str", "number"]),
@@ -120,8 +133,8 @@ ERRORS: dict[str, Error] = {
     ),
     "bias of key heads": (S, lambda: attend(bias=randn(2, 5, 5)), ["bias", "[2, 5, 5]", "[2, 4, 5, 5]"]),
     "bias elsewhere": (T, lambda: attend(bias=randn(5, 5).to("meta")), ["bias", "meta", "cpu"]),
-    "sinks a list": (T, lambda: attend(sinks=[0.0] * 4), ["sinks", "tensor", "[heads]"]),
-    "sinks integer": (T, lambda: attend(sinks=torch.zeros(4).long()), ["sinks", "floating"]),
+    "sinks a list": (T, lambda: attend(sinks=[0.0] * 4), ["sinks is a list", "tensor", "[4]"]),
+    "sinks integer": (T, lambda: attend(sinks=torch.zeros(4).long()), ["sinks is torch.int64", "floating"]),
     "sinks of key heads": (S, lambda: attend(sinks=torch.zeros(2)), ["sinks", "[2]", "[4]", "query head"]),
     "sinks elsewhere": (T, lambda: attend(sinks=torch.zeros(4, device="meta")), ["sinks", "meta", "cpu"]),
     # masks
@@ -197,6 +210,21 @@ ERRORS: dict[str, Error] = {
         S,
         lambda: attend(mask=masks.where(lambda b, h, i, j: torch.ones(7, 7).bool())),
         ["fn", "[7, 7]", "broadcast"],
+    ),
+    "where that raises": (
+        O,
+        lambda: attend(mask=masks.where(lambda b, h, i, j: 1 // 0)),
+        ["masks.where", "<lambda>", "ZeroDivisionError", "by zero"],
+    ),
+    "where that asserts": (
+        O,
+        lambda: attend(mask=masks.where(_asserts)),
+        ["masks.where", "_asserts", "takes *args", "AssertionError: not today"],
+    ),
+    "score that asserts": (
+        O,
+        lambda: attend(score=_asserts),
+        ["kizuki.attend: score _asserts", "takes *args", "AssertionError: not today"],
     ),
     # readings
     "topk negative": (O, lambda: matrix().topk(-1), ["k", "-1", ">= 0"]),

@@ -18,6 +18,7 @@ from torch.library import opcheck
 
 import kizuki
 from kizuki import library, masks, rules
+from kizuki.mask import Packed
 from kizuki.problem import build
 
 Attention = Callable[..., Tensor]
@@ -40,6 +41,8 @@ RULES = {
     "window": masks.window(3, None, "upper_left"),
     "unlimited window": masks.window(None, None, "lower_right"),
     "documents": masks.documents(ids=torch.arange(5) // 2, key_ids=torch.arange(9) // 3),
+    "packed": Packed("lengths", torch.tensor([0, 3, 3, 5]), torch.tensor([0, 3, 3, 9])),
+    "packed, ids": Packed("offsets", torch.tensor([[0, 3, 5], [0, 0, 5]]), torch.arange(9) // 5, by_ids=True),
     "keys": masks.keys(SEEN[:, 0, 0]),
     "lengths": masks.lengths(key=[4, 7]),
     "both lengths": masks.lengths(query=[5, 0], key=[4, 7]),
@@ -227,12 +230,84 @@ def test_compile_with_masks_from_inside_and_outside() -> None:
 
     assert_compiles(inside, [*qkv(5, 9), SEEN, torch.tensor([3, 4])])
     torch._dynamo.reset()
+
+    def hidden(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        return kizuki.attention(q, k, v, mask=masks.invert(masks.window(1, 0)) & masks.invert(seen))
+
+    assert_compiles(hidden, [*qkv(5), SEEN[:, :, :, :5]])
+    torch._dynamo.reset()
     outside = [
         masks.documents([2, 0, 3]) | masks.keys(torch.arange(5) != 2),
         masks.window(1, 1),
         masks.window(2, 1),
     ]
     assert_compiles(lambda q, k, v, m: kizuki.attention(q, k, v, mask=m), *([*qkv(5), m] for m in outside))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_with_documents_from_inside(dynamic: bool) -> None:
+    """Their numbers are looked at when the graph runs."""
+
+    def lengths(q: Tensor, k: Tensor, v: Tensor, n: Tensor) -> Tensor:
+        return kizuki.attention(q, k, v, mask=masks.documents(n) & masks.causal())
+
+    def offsets(q: Tensor, k: Tensor, v: Tensor, n: Tensor, m: Tensor) -> Tensor:
+        return kizuki.attention(q, k, v, mask=masks.documents(offsets=n, key_offsets=m))
+
+    def ids(q: Tensor, k: Tensor, v: Tensor, n: Tensor, m: Tensor) -> Tensor:
+        return kizuki.attention(
+            q, k, v, mask=masks.documents(n, key_ids=m) | masks.documents([2, 3], key_ids=m)
+        )
+
+    a, b = torch.tensor([2, 0, 3]), torch.tensor([4, 0, 1])
+    assert_compiles(lengths, [*qkv(5), a], [*qkv(5), b], [*qkv(10), a + b], dynamic=dynamic)
+    torch._dynamo.reset()
+    places = torch.tensor([0, 2, 2, 9])
+    assert_compiles(offsets, [*qkv(5, 9), torch.tensor([0, 1, 4, 5]), places], dynamic=dynamic)
+    torch._dynamo.reset()
+    assert_compiles(ids, [*qkv(5, 9), a, torch.arange(9) // 5], dynamic=dynamic)
+
+
+def test_compiled_documents_are_checked_when_they_run() -> None:
+    def run(q: Tensor, k: Tensor, v: Tensor, n: Tensor, offsets: bool) -> Tensor:
+        return kizuki.attention(q, k, v, mask=masks.documents(**{"offsets" if offsets else "lengths": n}))
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    inputs = qkv(5, grad=False)
+    for numbers, offsets, words in (
+        ([6, -1, 0], False, "lengths holds -1"),
+        ([2, 2, 0], False, "covers 4 queries but there are 5"),
+        ([1, 3, 5], True, "offsets begins with 1"),
+        ([0, 4, 3], True, "offsets goes back from 4 to 3"),
+        ([0, 4, 6], True, "covers 6 queries but there are 5"),
+    ):
+        with pytest.raises((kizuki.OptionError, kizuki.ShapeError), match=words):
+            compiled(*inputs, torch.tensor(numbers), offsets)
+
+
+def test_compile_refuses_what_its_operators_cannot_follow() -> None:
+    """PyTorch would refuse a gradient of torch.func in its own words, and lose a tangent without any."""
+
+    def total(*t: Tensor) -> Tensor:
+        return kizuki.attention(*t, causal=True).pow(2).sum()
+
+    inputs = qkv(5, grad=False)
+    grad, tangent = torch.func.grad(total), lambda *t: torch.func.jvp(total, t, t)[1]
+    for function in (grad, tangent):
+        for fullgraph in (False, True):
+            torch._dynamo.reset()
+            compiled = torch.compile(function, fullgraph=fullgraph, backend="eager")
+            with pytest.raises(RuntimeError, match=r"kizuki\.attention: torch\.func's derivatives"):
+                compiled(*inputs)
+        with pytest.raises(kizuki.OptionError, match="derivatives"):
+            make_fx(function)(*inputs)
+    # torch.autograd.grad works: there torch breaks the graph itself.
+
+    def inside(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = q.detach().requires_grad_()
+        return torch.autograd.grad(total(q, k, v), q)[0]
+
+    assert torch.equal(torch.compile(inside, backend="aot_eager")(*inputs), inside(*inputs))
 
 
 def test_compile_takes_the_function_it_is_given_and_no_older_one() -> None:
@@ -363,6 +438,19 @@ def test_export_checks_lengths_when_it_runs() -> None:
     assert torch.equal(program(*arguments), run(*arguments))
     with pytest.raises(kizuki.OptionError, match="lengths key spans 1 to 7"):
         program(*arguments[:3], torch.tensor([7, 1]))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_with_documents_of_any_lengths(strict: bool) -> None:
+    def run(q: Tensor, k: Tensor, v: Tensor, n: Tensor) -> Tensor:
+        return kizuki.attention(q, k, v, mask=masks.documents(n))
+
+    program = exported(
+        run, [*qkv(5, grad=False), torch.tensor([2, 3])], [{2: N}, {2: N}, {2: N}, None], strict
+    )
+    for lengths in ([2, 3], [4, 8]):
+        arguments = [*qkv(sum(lengths), grad=False), torch.tensor(lengths)]
+        assert torch.equal(program.module()(*arguments), run(*arguments))
 
 
 @pytest.mark.parametrize("option", ["mask", "score"])

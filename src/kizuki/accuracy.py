@@ -13,7 +13,8 @@ from torch import Tensor
 from . import reference
 from .errors import OptionError, ShapeError, SizeError, show
 from .functions import places
-from .operator import DENSE_LIMIT, make
+from .observation import DENSE_LIMIT
+from .operator import make
 from .problem import Problem, check_value, in_dtype
 
 

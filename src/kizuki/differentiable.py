@@ -65,7 +65,7 @@ class Recipe:
                     made.__dict__[known] = old.__dict__[known]
             return made
         if scale is not None:  # a transform may hide its number until here
-            object.__setattr__(made, "scale", read_scale("kizuki.attention", scale))
+            object.__setattr__(made, "scale", read_scale("kizuki.attention", scale, made.dtype))
         if old.mask is not None:
             mask = replace_tensors(old.mask, masks)
             mask.check(made, "kizuki.attention")

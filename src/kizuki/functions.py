@@ -277,6 +277,18 @@ def _plain(*given: Tensor) -> bool:
     return all(type(t) is Tensor and t.device.type == "cpu" and t.dim() == 4 for t in given)
 
 
+def called(fn: Fn, kind: str, what: str, *given: Tensor) -> Any:
+    """`fn(*given)` with tensors; what it raises becomes one line that begins with `what` and names it."""
+    try:
+        return fn(*given)
+    except Exception as error:
+        compiled = refusal(fn, kind) if _plain(*given) else None
+        why = "" if compiled is None else f"it {compiled}, and with tensors "
+        raise OptionError(
+            f"{what} {named(fn)} cannot run: {why}it raised {type(error).__name__}: {_first_line(error)}"
+        ) from error
+
+
 @dataclass(frozen=True, eq=False)
 class Score:
     """A function of the score, batch, head, query and key, applied to every score after the cap and before the bias.
@@ -330,32 +342,17 @@ class Score:
     ) -> tuple[Tensor, Tensor | None]:
         from .problem import in_dtype
 
-        why = ""
         if _plain(scores, *at):
             from .cpu import custom
 
             try:
                 made, slope = custom.score(survey(self.fn, "score"), scores, at, sloped)
-            except Unfit as unfit:
-                why = f"it {unfit}, and with tensors "
-            else:
                 return in_dtype(made, scores.dtype), None if slope is None else slope.to(scores.dtype)
+            except Unfit:  # then it is called with tensors
+                pass
         with torch.enable_grad():
             leaf = scores.detach().requires_grad_(sloped)
-            try:
-                given = self.fn(leaf, *at)
-            except (
-                ArithmeticError,
-                AttributeError,
-                LookupError,
-                RuntimeError,
-                TypeError,
-                ValueError,
-            ) as error:
-                raise OptionError(
-                    f"{caller}: score {named(self.fn)} cannot run: {why}it raised "
-                    f"{type(error).__name__}: {_first_line(error)}"
-                ) from error
+            given = called(self.fn, "score", f"{caller}: score", leaf, *at)
             made = self._checked(given, leaf, caller)
             slope = None
             if sloped and made.requires_grad:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -47,8 +47,23 @@ def number_of(fn: Callable[..., Any]) -> int:
         return _numbers[id(fn)]
 
 
-# What torch.compiler.assume_constant_result sets; calling that would load all of dynamo at import.
+def _check_transforms() -> None:
+    """Raise inside torch.func's derivatives: operators refuse reverse mode, and would lose a tangent silently."""
+    if torch._C._are_functorch_transforms_active():
+        from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+        kinds = [each.key().name for each in retrieve_all_functorch_interpreters()]
+        if "Grad" in kinds or "Jvp" in kinds:
+            raise OptionError(
+                f"{CALLER}: torch.func's derivatives (grad, vjp, jvp, …) cannot be traced through it; leave "
+                "torch.compile and torch.export out around them, or call backward() on what the traced function gives"
+            )
+
+
+# What torch.compiler.assume_constant_result sets, so that the tracer runs these as they are; calling that would load
+# all of dynamo at import.
 number_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_check_transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _function(number: int) -> Callable[..., Any]:
@@ -88,6 +103,7 @@ def attention(
     generator: torch.Generator | None,
 ) -> Tensor:
     """`kizuki.attention` for a tracer: one call of the operator, its mask written down."""
+    _check_transforms()
     check_dropout(dropout, generator, CALLER)
     rule = encode(join_masks(CALLER, mask, causal, window), _keep)
     learned = scale if isinstance(scale, Tensor) else None
@@ -123,25 +139,56 @@ def _covering(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return query.expand(*lead, heads, *query.shape[-2:])
 
 
-def _problem(args: Sequence[Any], values: bool) -> Problem:
+OPERANDS = 6  # query, key, value, bias, sinks, scale_tensor
+
+
+class Call(NamedTuple):
+    """The arguments of `kizuki::attention` in their order, or what belongs to each of them (vmap's axes)."""
+
+    query: Any
+    key: Any
+    value: Any
+    bias: Any
+    sinks: Any
+    scale_tensor: Any
+    masks: Any
+    rule: Any
+    numbers: Any
+    scale: Any
+    softcap: Any
+    backend: Any
+    score: Any
+    dropout: Any
+    seed: Any
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """What a gradient may be asked for."""
+        return tuple(self[:OPERANDS])
+
+    @property
+    def rest(self) -> tuple[Any, ...]:
+        """What is no tensor: from rule to dropout."""
+        return tuple(self[OPERANDS + 1 : -1])
+
+
+def _problem(call: Call, values: bool) -> Problem:
     """The problem that the arguments of `kizuki::attention` describe; every user error is raised here."""
-    query, key, value, bias, sinks, learned, masks, text, numbers, scale, softcap, _, score, dropout, seed = (
-        args
-    )
+    value, scale = call.value, call.scale if values else 1.0
     problem = build(
-        query,
-        key,
-        mask=decode(text, numbers, masks, _function),
-        bias=bias,
-        scale=learned if learned is not None else scale if values else 1.0,
-        softcap=softcap,
-        sinks=sinks,
-        score=None if score is None else _function(score),
+        call.query,
+        call.key,
+        mask=decode(call.rule, call.numbers, call.masks, _function),
+        bias=call.bias,
+        scale=scale if call.scale_tensor is None else call.scale_tensor,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        score=None if call.score is None else _function(call.score),
         caller=CALLER,
         values=values,
     )
-    if seed is not None:
-        object.__setattr__(problem, "dropout", (dropout, int(seed) if values else 0))
+    if call.seed is not None:
+        object.__setattr__(problem, "dropout", (call.dropout, int(call.seed) if values else 0))
     check_value(problem, value, caller=CALLER)
     own = problem.heads if problem.has_heads else 1
     heads = value.shape[-3] if value.dim() > 2 else 1
@@ -176,30 +223,34 @@ SECOND = (
 @custom_op("kizuki::attention", mutates_args=(), schema=FORWARD)
 def forward(*args: Any) -> tuple[Tensor, Tensor]:
     """`(output, lse)`: `[..., heads, queries, value_dim]`, `[batch, heads, queries]`, both contiguous."""
+    call = Call(*args)
     with torch.no_grad():
-        problem, value = _problem(args, values=True), args[2]
-        output, lse = choose(problem, args[11], CALLER).forward(problem, value)
-        shape = problem.result_shape(problem.queries, value.shape[-1])
+        problem = _problem(call, values=True)
+        output, lse = choose(problem, call.backend, CALLER).forward(problem, call.value)
+        shape = problem.result_shape(problem.queries, call.value.shape[-1])
         return output.reshape(shape).contiguous(), lse.contiguous()
 
 
 @register_fake("kizuki::attention")
 def _(*args: Any) -> tuple[Tensor, Tensor]:
-    problem, value = _problem(args, values=False), args[2]
+    call = Call(*args)
+    problem, value = _problem(call, values=False), call.value
     output = value.new_empty(problem.result_shape(problem.queries, value.shape[-1]))
     kind = portable.lse_dtype(problem)
     return output, value.new_empty((problem.batch, problem.heads, problem.queries), dtype=kind)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*output, *inputs[:6], inputs[14], *inputs[6])
-    ctx.count, ctx.rest = len(inputs[6]), inputs[7:14]
+    call = Call(*inputs)
+    ctx.save_for_backward(*output, *call.operands, call.seed, *call.masks)
+    ctx.count, ctx.rest = len(call.masks), call.rest
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    output, lse, *operands, seed = ctx.saved_tensors[:9]
-    masks, needs = list(ctx.saved_tensors[9:]), list(ctx.needs_input_grad[:6])
+    saved = len(ctx.saved_tensors) - ctx.count
+    output, lse, *operands, seed = ctx.saved_tensors[:saved]
+    masks, needs = list(ctx.saved_tensors[saved:]), list(ctx.needs_input_grad[:OPERANDS])
     made = iter(
         torch.ops.kizuki.attention_backward(grad, output, lse, *operands, masks, *ctx.rest, seed, needs)
     )
@@ -217,30 +268,31 @@ register_autograd("kizuki::attention", _backward, setup_context=_save)
 
 @register_vmap("kizuki::attention")
 def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-    copies = info.batch_size
+    copies, call, dims = info.batch_size, Call(*args), Call(*in_dims)
     # sinks and scale are one for a whole problem; with dropout every copy drops the same weights.
-    if in_dims[4] is not None or in_dims[5] is not None or args[14] is not None:
+    if dims.sinks is not None or dims.scale_tensor is not None or call.seed is not None:
         return _each(torch.ops.kizuki.attention, in_dims, copies, args)
-    problem, operands, rule = _stacked(args, in_dims, copies, expand=False)
-    output, lse = torch.ops.kizuki.attention(*operands, *rule[:3], *args[9:12], rule[3], *args[13:])
+    problem, stacked = _stacked(call, dims, copies, expand=False)
+    output, lse = torch.ops.kizuki.attention(*stacked)
     shape = problem.result_shape(problem.queries, output.shape[-1])
     return (output.reshape(copies, *shape), lse.reshape(copies, problem.batch, *lse.shape[1:])), (0, 0)
 
 
-def _stacked(
-    args: Sequence[Any], dims: Sequence[Any], copies: int, expand: bool
-) -> tuple[Problem, list[Any], tuple[list[Tensor], str, list[int], int | None]]:
-    """One problem of the `copies`, the operands that make one problem of them all, and the mask and score of that."""
-    places = list(dims[6])
-    one = [t if d is None else t.select(d, 0) for t, d in zip(args[:6], dims[:6], strict=True)]
-    mine = [t if d is None else t.select(d, 0) for t, d in zip(args[6], places, strict=True)]
-    problem = _problem([*one, mine, *args[7:]], values=False)
+def _stacked(call: Call, dims: Call, copies: int, expand: bool) -> tuple[Problem, Call]:
+    """One problem of the `copies`, and the call that makes one problem of them all."""
+    places = list(dims.masks)
+    one = [t if d is None else t.select(d, 0) for t, d in zip(call.operands, dims.operands, strict=True)]
+    mine = [t if d is None else t.select(d, 0) for t, d in zip(call.masks, places, strict=True)]
+    problem = _problem(Call._make((*one, mine, *call.rest, call.seed)), values=False)
     recipe = Recipe(problem, Portable(), carried=True)  # the backend is chosen when the operator runs
-    operands, made, _ = stack(recipe, args[:6], dims[:6], args[6], places, copies, expand)
-    rule = encode(made.problem.mask, number_of)
-    bent = made.problem.score
-    number = None if bent is None else number_of(bent.fn)
-    return problem, operands, (list(rule.tensors), rule.text, list(rule.numbers), number)
+    operands, made, _ = stack(recipe, call.operands, dims.operands, call.masks, places, copies, expand)
+    rule, bent = encode(made.problem.mask, number_of), made.problem.score
+    stacked = Call._make((*operands, list(rule.tensors), *call.rest, call.seed))._replace(
+        rule=rule.text,
+        numbers=list(rule.numbers),
+        score=None if bent is None else number_of(bent.fn),
+    )
+    return problem, stacked
 
 
 def _each(op: Callable[..., Any], dims: Sequence[Any], copies: int, args: Sequence[Any]) -> Any:
@@ -268,13 +320,14 @@ def _each(op: Callable[..., Any], dims: Sequence[Any], copies: int, args: Sequen
 @custom_op("kizuki::attention_backward", mutates_args=(), schema=FIRST)
 def backward(*args: Any) -> list[Tensor]:
     """The gradients that `needs` asks for of (query, key, value, bias, sinks, scale), in their shapes and dtypes."""
-    (grad, output, lse), call, needs = args[:3], args[3:18], args[18]
+    grad, output, lse, *own, needs = args
+    call = Call(*own)
     with torch.no_grad():
         problem = _problem(call, values=True)
-        chosen = choose(problem, call[11], CALLER)
+        chosen = choose(problem, call.backend, CALLER)
         flat = _flat(problem, output), lse, _flat(problem, grad)
         with torch._C._ForceDispatchKeyGuard(*_fresh_keys()):  # a scale of 0 is differentiated
-            made = gradients(problem, chosen, call[2], call[5], *flat, tuple(needs))
+            made = gradients(problem, chosen, call.value, call.scale_tensor, *flat, tuple(needs))
         return [t.contiguous() for t in made if t is not None]
 
 
@@ -284,19 +337,25 @@ def _flat(problem: Problem, tensor: Tensor) -> Tensor:
 
 @register_fake("kizuki::attention_backward")
 def _(*args: Any) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t, need in zip(args[3:9], args[18], strict=True) if need]
+    _, _, _, *own, needs = args
+    return [t.new_empty(t.shape) for t, need in zip(Call(*own).operands, needs, strict=True) if need]
 
 
 def _save_first(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.save_for_backward(inputs[0], *inputs[3:9], inputs[17], *inputs[9])
-    ctx.count, ctx.rest, ctx.needs = len(inputs[9]), inputs[10:17], inputs[18]
+    grad, _, _, *own, needs = inputs
+    call = Call(*own)
+    ctx.save_for_backward(grad, *call.operands, call.seed, *call.masks)
+    ctx.count, ctx.rest, ctx.needs = len(call.masks), call.rest, needs
 
 
 def _backward_first(ctx: Any, cotangents: list[Tensor | None]) -> tuple[Any, ...]:
-    first, seed, masks = ctx.saved_tensors[:7], ctx.saved_tensors[7], list(ctx.saved_tensors[8:])
+    saved = len(ctx.saved_tensors) - ctx.count
+    *first, seed = ctx.saved_tensors[:saved]
+    masks = list(ctx.saved_tensors[saved:])
     needed = [t for t, need in zip(first[1:], ctx.needs, strict=True) if need]
     given = [torch.zeros_like(t) if c is None else c for c, t in zip(cotangents, needed, strict=True)]
-    wanted = [ctx.needs_input_grad[at] for at in (0, *range(3, 9))]
+    of_grad, _, _, *of_operands = ctx.needs_input_grad[: 3 + OPERANDS]
+    wanted = [of_grad, *of_operands]
     made = iter(
         torch.ops.kizuki.attention_double_backward(given, wanted, *first, masks, *ctx.rest, seed, ctx.needs)
     )
@@ -309,11 +368,14 @@ register_autograd("kizuki::attention_backward", _backward_first, setup_context=_
 
 @register_vmap("kizuki::attention_backward")
 def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-    copies, call, dims, needs = info.batch_size, args[3:18], in_dims[3:18], args[18]
-    if dims[4] is not None or dims[5] is not None or needs[4] or needs[5] or call[14] is not None:
+    copies, needs = info.batch_size, args[-1]
+    call, dims = Call(*args[3:-1]), Call(*in_dims[3:-1])
+    *_, need_sinks, need_scale = needs
+    batched = dims.sinks is not None or dims.scale_tensor is not None
+    if batched or need_sinks or need_scale or call.seed is not None:
         made, places = _each(torch.ops.kizuki.attention_backward, in_dims, copies, args)
         return list(made), list(places)
-    problem, operands, rule = _stacked(call, dims, copies, expand=True)
+    problem, stacked = _stacked(call, dims, copies, expand=True)
     grad, output, lse = (
         (t.unsqueeze(0) if d is None else t.movedim(d, 0)).expand(copies, *shape)
         for t, d, shape in zip(
@@ -325,11 +387,10 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     )
     wide = (copies, *problem.lead, problem.heads, problem.queries, grad.shape[-1])
     flat = grad.reshape(wide), output.reshape(wide), lse.flatten(0, 1)
-    options = *call[9:12], rule[3], *call[13:]
-    made = torch.ops.kizuki.attention_backward(*flat, *operands, *rule[:3], *options, needs)
+    made = torch.ops.kizuki.attention_backward(*flat, *stacked, needs)
     kept = [
         t.shape if d is None else t.select(d, 0).shape
-        for t, d, need in zip(call[:6], dims[:6], needs, strict=True)
+        for t, d, need in zip(call.operands, dims.operands, needs, strict=True)
         if need
     ]
     shaped = [t.reshape(copies, *shape) for t, shape in zip(made, kept, strict=True)]
@@ -342,16 +403,17 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
 @custom_op("kizuki::attention_double_backward", mutates_args=(), schema=SECOND)
 def double_backward(*args: Any) -> list[Tensor]:
     """Gradients of `kizuki::attention_backward` for those of (grad, query, …, scale) that `wanted` names."""
-    cotangents, wanted, grad, call, needs = args[0], args[1], args[2], args[3:18], args[18]
+    cotangents, wanted, grad, *own, needs = args
+    call = Call(*own)
     problem = _problem(call, values=True)
-    recipe = Recipe(problem, choose(problem, call[11], CALLER))
-    first = (_flat(problem, grad), *call[:6])
+    recipe = Recipe(problem, choose(problem, call.backend, CALLER))
+    first = (_flat(problem, grad), *call.operands)
     program, places = first_gradients(recipe, first, tuple(needs))
-    chosen = [at for at in range(7) if wanted[at]]
+    chosen = [at for at in range(len(first)) if wanted[at]]
     second = pullback(program, [places.index(at) for at in chosen])
     with torch._C._ForceDispatchKeyGuard(*_fresh_keys()):
         made = evaluate(second, [*(first[at] for at in places), *cotangents])
-    shapes = [(grad, *call[:6])[at].shape for at in chosen]
+    shapes = [(grad, *call.operands)[at].shape for at in chosen]
     return [t.reshape(shape).contiguous() for t, shape in zip(made, shapes, strict=True)]
 
 
@@ -375,7 +437,9 @@ def _fresh_keys() -> tuple[Any, Any]:
 
 @register_fake("kizuki::attention_double_backward")
 def _(*args: Any) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t, want in zip(args[2:9], args[1], strict=True) if want]
+    _, wanted, grad, *own, _ = args
+    first = (grad, *Call(*own).operands)
+    return [t.new_empty(t.shape) for t, want in zip(first, wanted, strict=True) if want]
 
 
 @register_vmap("kizuki::attention_double_backward")

@@ -91,6 +91,17 @@ class Mask:
         return None if self.bounds(problem).exact else self
 
 
+def readable(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor are there to be read: not for a tracer, a transform, a fake or meta tensor."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or tensor.is_meta
+        or type(tensor) not in (Tensor, torch.nn.Parameter)
+    )
+
+
 def as_mask(mask: Any, caller: str) -> Mask:
     """A `Mask` as it is; a boolean tensor as `dense`; anything else is an error."""
     if isinstance(mask, Mask):
@@ -181,11 +192,7 @@ class Documents(Mask):
             ("key_ids", self.key_ids, problem.keys, "keys"),
         ):
             if ids.shape[-1] != length:
-                raise ShapeError(
-                    f"{caller}: documents covers {ids.shape[-1]} {axis} but there are {length}; give one id "
-                    "for each of "
-                    f"the {axis} or lengths that sum to {length}"
-                )
+                raise _uncovered(caller, ids.shape[-1], axis, length)
             _check_batched(problem, ids, f"documents {name}", axis, caller, movable=True)
 
     def visible(self, problem: Problem, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -200,6 +207,13 @@ class Documents(Mask):
         first = torch.stack([r[0] for r in rows])[:, None]
         stop = torch.stack([r[1] for r in rows])[:, None]
         return Bounds(first, stop, exact=all(r[2] for r in rows))
+
+
+def _uncovered(caller: str, covered: int, axis: str, length: int) -> ShapeError:
+    return ShapeError(
+        f"{caller}: documents covers {covered} {axis} but there are {length}; give one id for each of the {axis} or "
+        f"lengths that sum to {length}"
+    )
 
 
 def _pair(ids: Tensor, key_ids: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -221,6 +235,85 @@ def _id_ranges(ids: Tensor, key_ids: Tensor) -> tuple[Tensor, Tensor, bool]:
     first = torch.where(found, low[slot], 0)
     stop = torch.where(found, high[slot] + 1, 0)
     return first, stop, bool((high - low + 1 == counts).all())
+
+
+@dataclass(frozen=True, eq=False)
+class Packed(Mask):
+    """`Documents` one after another, by where each begins and the last ends: for whoever has no numbers to number
+    tokens by (a tracer, a transform). The numbers are checked when they are there.
+
+    `offsets` are int64 `[documents + 1]` or `[batch, documents + 1]`, made from what `given` names; `keys` the same
+    of the keys, or with `by_ids` one id a key.
+    """
+
+    given: str  # "lengths" or "offsets"
+    offsets: Tensor
+    keys: Tensor
+    by_ids: bool = False
+
+    def check(self, problem: Problem, caller: str, values: bool = True) -> None:
+        sides = [(self.given, self.offsets, problem.queries, "queries")]
+        if not self.by_ids:
+            name = self.given if self.given == "lengths" else f"key_{self.given}"
+            sides.append((name, self.keys, problem.keys, "keys"))
+        elif self.keys.shape[-1] != problem.keys:
+            raise _uncovered(caller, self.keys.shape[-1], "keys", problem.keys)
+        else:
+            _check_batched(problem, self.keys, "documents key_ids", "keys", caller, movable=True)
+        for name, places, length, axis in sides:
+            _check_batched(problem, places, f"documents {name}", "documents + 1", caller, movable=True)
+            if values and places.numel():
+                check_offsets(name, places)
+                wrong = places[..., -1] != length
+                if bool(wrong.any()):
+                    raise _uncovered(caller, int(places[..., -1][wrong][0]), axis, length)
+
+    def visible(self, problem: Problem, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        own = _document_at(_per_batch(self.offsets, problem), problem.queries, b, i)
+        keys = _per_batch(self.keys, problem)
+        return own == (_pick(keys, b, j) if self.by_ids else _document_at(keys, problem.keys, b, j))
+
+    def bounds(self, problem: Problem) -> Bounds:
+        ids = _numbered(_per_batch(self.offsets, problem), problem.queries)
+        key_ids = self.keys if self.by_ids else _numbered(_per_batch(self.keys, problem), problem.keys)
+        return Documents(ids, key_ids).bounds(problem)
+
+
+def check_offsets(name: str, offsets: Tensor) -> None:
+    """Raise unless offsets begin at 0 and never go back; for `lengths` they are the sums of those."""
+    rows = offsets.reshape(-1, offsets.shape[-1])
+    counts = rows.diff(dim=-1)
+    if name == "lengths" and counts.numel() and int(counts.min()) < 0:
+        raise OptionError(
+            f"kizuki.masks.documents: lengths holds {int(counts.min())} but a length must be >= 0"
+        )
+    for row, step in zip(rows, counts, strict=True):
+        if int(row[0]) != 0:
+            raise OptionError(
+                f"kizuki.masks.documents: {name} begins with {int(row[0])} but must begin with 0"
+            )
+        if step.numel() and int(step.min()) < 0:
+            at = int(step.argmin())
+            raise OptionError(
+                f"kizuki.masks.documents: {name} goes back from {int(row[at])} to {int(row[at + 1])}; documents must "
+                "not overlap, so no offset may be below the one before"
+            )
+
+
+def _numbered(offsets: Tensor, length: int) -> Tensor:
+    """The document of each of `length` tokens, `[1|batch, length]`."""
+    b = torch.arange(offsets.shape[0], device=offsets.device).view(-1, 1)
+    return _document_at(offsets, length, b, torch.arange(length, device=offsets.device).view(1, -1))
+
+
+def _document_at(offsets: Tensor, length: int, b: Tensor, at: Tensor) -> Tensor:
+    """The document that token `at` of batch entry b lies in; offsets `[1|batch, documents + 1]` end with `length`."""
+    if offsets.shape[0] == 1:
+        return torch.searchsorted(offsets[0, 1:].contiguous(), at.contiguous(), right=True)
+    # The rows one after another, each moved past the one before, are one sorted list to look in.
+    step, count = length + 1, offsets.shape[1] - 1
+    moved = offsets[:, 1:] + torch.arange(offsets.shape[0], device=offsets.device).view(-1, 1) * step
+    return torch.searchsorted(moved.flatten(), at + b * step, right=True) - b * count
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,7 +434,8 @@ class Where(Mask):
         compiled = functions.see(self.fn, (b, h, i, j))
         if compiled is not None:
             return compiled
-        seen: Any = self.fn(b, h, i, j)  # a user's function: whatever its type says, it is looked at
+        # A user's function: whatever its type says, it is looked at.
+        seen: Any = functions.called(self.fn, "mask", "kizuki.masks.where: fn", b, h, i, j)
         if isinstance(seen, bool):
             seen = torch.tensor(seen, device=problem.device)
         if not isinstance(seen, Tensor) or seen.dtype is not torch.bool:

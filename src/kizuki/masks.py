@@ -28,13 +28,18 @@ from .mask import (
     Keys,
     Lengths,
     Mask,
+    Not,
+    Packed,
     Where,
     Window,
+    as_mask,
     check_align,
+    check_offsets,
     dense_mask,
+    readable,
 )
 
-__all__ = ["Bounds", "Mask", "causal", "dense", "documents", "keys", "lengths", "where", "window"]
+__all__ = ["Bounds", "Mask", "causal", "dense", "documents", "invert", "keys", "lengths", "where", "window"]
 
 
 def causal(align: Align | None = None) -> Mask:
@@ -78,6 +83,8 @@ def documents(
     `lengths` are the documents' lengths in order (empty ones allowed); or `offsets` where each begins and the
     last ends, `[0, 3, 3, 10]` for lengths 3, 0 and 7; or `ids` gives one integer a token, `[queries]` or
     `[batch, queries]`. `key_ids` and `key_offsets` say the same of the keys when they are not the queries.
+
+    The numbers are checked here; inside torch.compile, torch.export and torch.func when attention runs.
     """
     if sum(given is not None for given in (lengths, ids, offsets)) != 1:
         raise OptionError(
@@ -85,46 +92,58 @@ def documents(
         )
     if key_offsets is not None and (offsets is None or key_ids is not None):
         raise OptionError("kizuki.masks.documents: key_offsets= goes with offsets= alone")
-    if offsets is not None:
-        lengths = _between("offsets", offsets)
-        if key_offsets is not None:
-            counts = _between("key_offsets", key_offsets)
-            if counts.numel() != lengths.numel():
-                raise ShapeError(
-                    f"kizuki.masks.documents: key_offsets has {counts.numel()} documents but offsets "
-                    f"{lengths.numel()}; give every document both, empty ones too"
-                )
-            key_ids = torch.repeat_interleave(torch.arange(counts.numel(), device=counts.device), counts)
-    if lengths is not None:
-        counts = torch.as_tensor(lengths)
-        if counts.numel() == 0:
-            counts = counts.to(torch.int64)
-        if counts.dim() != 1 or counts.dtype.is_floating_point or counts.dtype is torch.bool:
-            raise KizukiTypeError(
-                "kizuki.masks.documents: lengths must be a list of whole numbers, one a document"
-            )
-        if counts.numel() and int(counts.min()) < 0:
-            raise OptionError(
-                f"kizuki.masks.documents: lengths holds {int(counts.min())} but a length must be >= 0"
-            )
-        ids = torch.repeat_interleave(torch.arange(counts.numel(), device=counts.device), counts)
-    made: list[Tensor] = []
-    for name, given in (("ids", ids), ("key_ids", ids if key_ids is None else key_ids)):
-        if (
-            not isinstance(given, Tensor)
-            or given.dtype.is_floating_point
-            or given.dtype is torch.bool
-            or given.dim() < 1
-        ):
-            raise KizukiTypeError(
-                f"kizuki.masks.documents: {name} must be an integer tensor, [length] or [batch, length]"
-            )
-        made.append(given.to(torch.int64, copy=True))  # what is written into it later changes nothing
-    return Documents(made[0], made[1])
+    named = "lengths" if offsets is None else "offsets"
+    places = None if ids is not None else _sums(lengths) if offsets is None else _places("offsets", offsets)
+    key_places = None if key_offsets is None else _places("key_offsets", key_offsets)
+    if places is not None and key_places is not None and key_places.numel() != places.numel():
+        raise ShapeError(
+            f"kizuki.masks.documents: key_offsets has {key_places.numel() - 1} documents but offsets "
+            f"{places.numel() - 1}; give every document both, empty ones too"
+        )
+    if key_ids is not None:
+        key_ids = _ids("key_ids", key_ids)
+    if places is not None:
+        own_keys = places if key_places is None else key_places
+        if not (readable(places) and readable(own_keys)):
+            return Packed(named, places, own_keys if key_ids is None else key_ids, key_ids is not None)
+        check_offsets(named, places)
+        ids = _numbers(places)
+        if key_places is not None:
+            check_offsets("key_offsets", key_places)
+            key_ids = _numbers(key_places)
+    ids = _ids("ids", ids)
+    return Documents(ids, ids.clone() if key_ids is None else key_ids)
 
 
-def _between(name: str, offsets: Sequence[int] | Tensor) -> Tensor:
-    """The lengths between offsets that begin at 0 and never go back."""
+def _ids(name: str, ids: Any) -> Tensor:
+    """One id a token, a copy: what is written into the given tensor later changes nothing."""
+    if not isinstance(ids, Tensor) or ids.dtype.is_floating_point or ids.dtype is torch.bool or ids.dim() < 1:
+        raise KizukiTypeError(
+            f"kizuki.masks.documents: {name} must be an integer tensor, [length] or [batch, length]"
+        )
+    return ids.to(torch.int64, copy=True)
+
+
+def _numbers(places: Tensor) -> Tensor:
+    """The document of each token, counted from 0."""
+    return torch.repeat_interleave(torch.arange(places.numel() - 1, device=places.device), places.diff())
+
+
+def _sums(lengths: Any) -> Tensor:
+    """Where documents of these lengths begin and the last ends."""
+    counts = torch.as_tensor(lengths)
+    if counts.numel() == 0:  # [] comes as float32
+        counts = counts.to(torch.int64)
+    if counts.dim() != 1 or counts.dtype.is_floating_point or counts.dtype is torch.bool:
+        raise KizukiTypeError(
+            "kizuki.masks.documents: lengths must be a list of whole numbers, one a document"
+        )
+    ends = counts.to(torch.int64).cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends])
+
+
+def _places(name: str, offsets: Any) -> Tensor:
+    """Offsets as int64, a copy."""
     places = torch.as_tensor(offsets)
     if (
         places.dim() != 1
@@ -135,18 +154,7 @@ def _between(name: str, offsets: Sequence[int] | Tensor) -> Tensor:
         raise KizukiTypeError(
             f"kizuki.masks.documents: {name} must be whole numbers, [documents + 1], the first 0 and the last the end"
         )
-    if int(places[0]) != 0:
-        raise OptionError(
-            f"kizuki.masks.documents: {name} begins with {int(places[0])} but must begin with 0"
-        )
-    counts = places.to(torch.int64).diff()
-    if counts.numel() and int(counts.min()) < 0:
-        at = int(counts.argmin())
-        raise OptionError(
-            f"kizuki.masks.documents: {name} goes back from {int(places[at])} to {int(places[at + 1])}; documents must "
-            "not overlap, so no offset may be below the one before"
-        )
-    return counts
+    return places.to(torch.int64, copy=True)
 
 
 def keys(seen: Tensor) -> Mask:
@@ -188,6 +196,11 @@ def lengths(
 def dense(tensor: Tensor) -> Mask:
     """A boolean tensor that broadcasts to `[..., heads, queries, keys]`, True = visible; stride 0 is kept."""
     return dense_mask(tensor, "kizuki.masks.dense")
+
+
+def invert(mask: Mask | Tensor) -> Mask:
+    """`~mask`: a query sees what it did not. For inside torch.compile, whose tracer knows `&` and `|` but not `~`."""
+    return Not(as_mask(mask, "kizuki.masks.invert"))
 
 
 def where(fn: Callable[[Any, Any, Any, Any], Any]) -> Mask:

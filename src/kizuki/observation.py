@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .errors import OptionError
+from .errors import OptionError, SizeError
+
+if TYPE_CHECKING:
+    from .problem import Problem
+
+DENSE_LIMIT = 1 << 26  # numbers of a result that are built before they are asked for in so many words
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +37,7 @@ class Observe:
     pool: tuple[int, int] | tuple[int, int, str] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.topk, bool) or not isinstance(self.topk, int) or self.topk < 0:
+        if not is_whole(self.topk) or self.topk < 0:
             raise OptionError(
                 f"kizuki.Observe: topk is {self.topk!r} but must be a whole number >= 0; 0 reads none"
             )
@@ -81,3 +86,34 @@ def observe(matrix: Any, what: Observe) -> Observation:
         made = matrix.read_together({name: args for name, args in asked.items() if args is not None})
         mass = None if what.groups is None else matrix.mass(what.groups)
         return Observation(lse=matrix.lse, mass=mass, **made)
+
+
+def check_reading(problem: Problem, name: str, *arguments: Any) -> None:
+    """Raise unless the arguments of the reading `name` are what it takes."""
+    if name == "topk":
+        (k,) = arguments
+        if not is_whole(k) or k < 0:
+            raise OptionError(f"A.topk: k is {k!r} but must be a whole number >= 0")
+        rows = problem.batch * problem.heads * problem.queries
+        if k > problem.keys and k * rows > DENSE_LIMIT:
+            raise SizeError(
+                f"A.topk: k is {k:,} for {rows:,} rows of {problem.keys:,} keys, {k * rows:,} numbers; "
+                "ask for at most as many as there are keys"
+            )
+    elif name == "received":
+        (reduce,) = arguments
+        if reduce not in ("sum", "mean"):
+            raise OptionError(f'A.received: reduce is {reduce!r} but must be "sum" or "mean"')
+    elif name == "pool":
+        rows, cols, *rest = arguments
+        for axis, n, limit in (("rows", rows, problem.queries), ("cols", cols, problem.keys)):
+            if not is_whole(n) or not 1 <= n <= max(1, limit):
+                raise OptionError(
+                    f"A.pool: {axis} is {n!r} but must be a whole number in 1 … {max(1, limit)}"
+                )
+        if rest and rest[0] not in ("mass", "peak"):
+            raise OptionError(f'A.pool: reduce is {rest[0]!r} but must be "mass" or "peak"')
+
+
+def is_whole(n: object) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool)

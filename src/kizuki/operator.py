@@ -14,7 +14,7 @@ from . import autograd, backends, functions, indexing, library, observe, portabl
 from .dropout import draw
 from .errors import KizukiTypeError, OptionError, ShapeError, SizeError, show
 from .mask import Mask, functions_of
-from .observation import Observation, Observe
+from .observation import DENSE_LIMIT, Observation, Observe, check_reading
 from .observation import observe as observe_all
 from .problem import Problem, build, check_value, widened
 from .products import Product, Transposed
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 PLAIN = (Tensor, torch.nn.Parameter)  # whose numbers can be read
-DENSE_LIMIT = 1 << 26  # weights `A.dense()` and `A[...]` build before they ask to be told
 
 
 def attend(
@@ -174,8 +173,10 @@ def attention(
     that no mask is stored and the same seed drops the same weights on every backend. Readings never have dropout.
 
     Differentiable in query, key, value, bias, sinks and a scale given as a tensor, any number of times, in reverse
-    and in forward mode; works under torch.func, torch.vmap, torch.compile and torch.export. Neither tracer takes
-    `observe`, and no Python function (`score`, `masks.where`) leaves the process in an exported program.
+    and in forward mode; works under torch.func, torch.vmap, torch.compile and torch.export. Inside what is traced,
+    torch.vmap works and torch.func's derivatives (grad, vjp, jvp) raise, for PyTorch's operators cannot follow them
+    there; backward() on what the traced function gives works. Neither tracer takes `observe`, and no Python function
+    (`score`, `masks.where`) leaves the process in an exported program.
 
     Under torch.autocast query, key and value are cast to its dtype first, as PyTorch's own attention does, but
     float64 stays; bias, sinks and scale keep theirs. Outside autocast query, key and value must have one dtype.
@@ -375,7 +376,7 @@ class AttentionMatrix:
             output, lse = autograd.attend(problem, value, self.backend)
         else:
             output, lse = self.backend.forward(problem, value)
-        if not transformed:  # the lse of a transform does not outlive it
+        if not transformed and problem.kind is None:  # the lse of a transform does not outlive it
             self._keep(lse.detach())
         if len(problem.lead) != 1 or not problem.has_heads:  # else the axes are those the backend returns
             output = output.reshape(problem.result_shape(problem.queries, value.shape[-1]))
@@ -453,7 +454,7 @@ class AttentionMatrix:
 
         Largest first, ties to the lower key. Where a row sees fewer than k keys: weight 0, key −1.
         """
-        _check_reading(self.problem, "topk", k)
+        check_reading(self.problem, "topk", k)
         if k == 0:
             nothing = torch.zeros(
                 *self.shape[:-1], 0, dtype=self.problem.accumulate_dtype, device=self.device
@@ -562,7 +563,7 @@ class AttentionMatrix:
         """The readings named in `asked`, with their arguments, folded in during one pass."""
         problem = self.problem
         for name, arguments in asked.items():
-            _check_reading(problem, name, *arguments)
+            check_reading(problem, name, *arguments)
         with torch.no_grad():
             lse = self._flat_lse()
             made = {
@@ -580,33 +581,3 @@ def _shaped(problem: Problem, name: str, result: Any) -> Any:
         return tuple(_shaped(problem, name, part) for part in result)
     tail = () if name == "max_score" else tuple(result.shape[2:])
     return result.reshape((*problem.lead, problem.heads, *tail) if problem.has_heads else tail)
-
-
-def _check_reading(problem: Problem, name: str, *arguments: Any) -> None:
-    if name == "topk":
-        (k,) = arguments
-        if not _is_whole(k) or k < 0:
-            raise OptionError(f"A.topk: k is {k!r} but must be a whole number >= 0")
-        rows = problem.batch * problem.heads * problem.queries
-        if k > problem.keys and k * rows > DENSE_LIMIT:
-            raise SizeError(
-                f"A.topk: k is {k:,} for {rows:,} rows of {problem.keys:,} keys, {k * rows:,} numbers; "
-                "ask for at most as many as there are keys"
-            )
-    elif name == "received":
-        (reduce,) = arguments
-        if reduce not in ("sum", "mean"):
-            raise OptionError(f'A.received: reduce is {reduce!r} but must be "sum" or "mean"')
-    elif name == "pool":
-        rows, cols, *rest = arguments
-        for axis, n, limit in (("rows", rows, problem.queries), ("cols", cols, problem.keys)):
-            if not _is_whole(n) or not 1 <= n <= max(1, limit):
-                raise OptionError(
-                    f"A.pool: {axis} is {n!r} but must be a whole number in 1 … {max(1, limit)}"
-                )
-        if rest and rest[0] not in ("mass", "peak"):
-            raise OptionError(f'A.pool: reduce is {rest[0]!r} but must be "mass" or "peak"')
-
-
-def _is_whole(n: object) -> bool:
-    return isinstance(n, int) and not isinstance(n, bool)

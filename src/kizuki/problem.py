@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+def accumulates(dtype: torch.dtype) -> torch.dtype:
+    """float64 accumulates in itself, everything else in float32 (contract 5)."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+# Half of the largest number there is: kernels multiply the scale by log2(e).
+LARGEST_SCALE = {dtype: torch.finfo(accumulates(dtype)).max / 2 for dtype in DTYPES}
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Scaled dot-product attention weights, described but not computed.
@@ -67,8 +76,8 @@ class Problem:
 
     @property
     def accumulate_dtype(self) -> torch.dtype:
-        """float64 accumulates in itself, everything else in float32 (contract 5)."""
-        return torch.float64 if self.dtype is torch.float64 else torch.float32
+        """The dtype of scores, weights and sums."""
+        return accumulates(self.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -374,20 +383,30 @@ def _check_scale(caller: str, scale: float | Tensor | None, query: Tensor, value
             raise KizukiTypeError(
                 f"{caller}: scale is on {scale.device} but query is on {query.device}; move one of them"
             )
-        return read_scale(caller, scale) if values else math.nan
+        return read_scale(caller, scale, query.dtype) if values else math.nan
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise KizukiTypeError(
             f"{caller}: scale is a {type(scale).__name__} but must be a number or None (1/sqrt(head_dim)); "
             "call float(scale)"
         )
-    return read_scale(caller, scale)
+    return read_scale(caller, scale, query.dtype)
 
 
-def read_scale(caller: str, scale: float | Tensor) -> float:
-    """The number `scale` holds; OptionError where it is not finite."""
-    number = float(scale.detach() if isinstance(scale, Tensor) else scale)
+def read_scale(caller: str, scale: float | Tensor, dtype: torch.dtype) -> float:
+    """The number `scale` holds; OptionError where scores of queries of this dtype cannot be multiplied by it."""
+    try:
+        number = float(scale.detach() if isinstance(scale, Tensor) else scale)
+    except OverflowError:  # a whole number of more than 308 digits
+        number = math.inf
     if not math.isfinite(number):
         raise OptionError(f"{caller}: scale is {number} but must be finite; None means 1/sqrt(head_dim)")
+    limit = LARGEST_SCALE[dtype]
+    if abs(number) > limit:
+        kind = str(accumulates(dtype)).removeprefix("torch.")
+        raise OptionError(
+            f"{caller}: scale is {number} but must lie in ±{limit:.3g}, which {kind} can multiply by; None means "
+            "1/sqrt(head_dim)"
+        )
     return number
 
 
@@ -439,7 +458,11 @@ def fits(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 def _check_sinks(caller: str, sinks: Any, problem: Problem) -> None:
     if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point:
-        raise KizukiTypeError(f"{caller}: sinks must be a floating tensor of one logit a head, [heads]")
+        kind = sinks.dtype if isinstance(sinks, Tensor) else f"a {type(sinks).__name__}"
+        raise KizukiTypeError(
+            f"{caller}: sinks is {kind} but must be a floating tensor of one logit a head, [{problem.heads}]; "
+            "convert it"
+        )
     if tuple(sinks.shape) != (problem.heads,):
         raise ShapeError(
             f"{caller}: sinks has shape {show(sinks)} but must be [{problem.heads}], one logit for each query head"

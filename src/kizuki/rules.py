@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from .errors import OptionError
-from .mask import Align, And, Causal, Dense, Documents, Keys, Lengths, Mask, Not, Or, Where, Window
+from .mask import Align, And, Causal, Dense, Documents, Keys, Lengths, Mask, Not, Or, Packed, Where, Window
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -61,6 +61,9 @@ def _write(mask: Mask, keep: Keep, words: list[str], numbers: list[int], tensors
     elif isinstance(mask, Documents):
         words.append("documents")
         tensors.extend((mask.ids, mask.key_ids))
+    elif isinstance(mask, Packed):
+        words.append(f"packed:{mask.given}" + (":ids" if mask.by_ids else ""))
+        tensors.extend((mask.offsets, mask.keys))
     elif isinstance(mask, Keys):
         words.append("keys")
         tensors.append(mask.seen)
@@ -110,6 +113,9 @@ def decode(
             stack.append(Window(left_side, right_side, cast("Align | None", align or None)))
         elif name == "documents":
             stack.append(Documents(next(tensor), next(tensor)))
+        elif name == "packed":
+            given, _, by_ids = rest.partition(":")
+            stack.append(Packed(given, next(tensor), next(tensor), bool(by_ids)))
         elif name == "keys":
             stack.append(Keys(next(tensor)))
         elif name == "lengths":
@@ -149,7 +155,7 @@ def spread(
     places = zip(tensors, dims, strict=True)
     for word in rule.text.split():
         name, _, rest = word.partition(":")
-        many = {"documents": 2, "keys": 1, "dense": 1, "lengths": len(rest)}.get(name, 0)
+        many = {"documents": 2, "packed": 2, "keys": 1, "dense": 1, "lengths": len(rest)}.get(name, 0)
         for _ in range(many):
             tensor, dim = next(places)
             tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)

@@ -290,7 +290,7 @@ class Lease:
         if int(self.code.table[FAILURES]) != self._failures:
             where = "masks.where" if self.code.kind == "mask" else "score"
             raise OptionError(
-                f"kizuki.attend: {where} function {self.code.name} raised, or read past the end of an array it "
+                f"kizuki: {where} function {self.code.name} raised, or read past the end of an array it "
                 f"uses, at one of its indices ({', '.join(ARGUMENTS[self.code.kind])}); check the lengths it expects"
             )
 

@@ -120,6 +120,16 @@ class KVCache:
         """The position of key 0 of `.key` in each sequence, int64 `[batch]`: 0 but in a window that has moved on."""
         return torch.tensor([gone * self._page for gone in self._gone], device=self._key.device)
 
+    @property
+    def pages(self) -> int:
+        """The pages of the pool; 0 for a cache in one piece."""
+        return len(self._shares) if self._paged else 0
+
+    @property
+    def free_pages(self) -> int:
+        """How many of them no sequence uses: what can be appended before the pool is full."""
+        return len(self._free) if self._paged else 0
+
     def __len__(self) -> int:
         """The keys of the longest sequence."""
         return max(self._lengths, default=0)

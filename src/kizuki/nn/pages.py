@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -62,7 +62,7 @@ def paged_attention(
         query: `[batch, heads, queries, head_dim]`, the last positions of every sequence.
         key_pages, value_pages: `[pages, kv_heads, page, head_dim | value_dim]`, shared by all sequences, any strides.
         table: integer `[batch, most_pages]`, the pages of each sequence in order; entries past a sequence's
-            length are never read and may be anything.
+            length stand for nothing and may be anything.
         lengths: integer `[batch]`, the keys of each sequence, the queries' own among them.
         window, mask, bias, scale, softcap, sinks, score, backend: as `kizuki.attention`; a mask or bias counts
             keys from 0 to the longest sequence's length.
@@ -145,18 +145,20 @@ def mix(
 ) -> Tensor:
     """`paged_attention` once table and lengths are known to be right."""
     check_options(caller, options)
-    if key_pages.shape[0] and key_pages.shape[2]:
-        # Keys of the right shape that are one key over and over: only where they lie is different.
-        key, value = (t[:1, :, :1].expand(query.shape[0], -1, longest, -1) for t in (key_pages, value_pages))
-        A = make(caller, query, key, mask=rule, **options)
-        check_value(A.problem, value, "value_pages", caller)
-        if A.backend.name == "cpu" and not autograd.wanted(A.problem, value):
-            from ..cpu import paged
+    pools = (key_pages, value_pages)
+    if not longest:
+        key, value = (gather(pages, table, 0) for pages in pools)
+        return cast(Tensor, make(caller, query, key, mask=rule, **options) @ value)
+    # Keys of the right shape that are one key over and over: only where they lie is different.
+    key, value = (pages[:1, :, :1].expand(query.shape[0], -1, longest, -1) for pages in pools)
+    A = make(caller, query, key, mask=rule, **options)
+    check_value(A.problem, value, "value_pages", caller)
+    if A.backend.name == "cpu" and not autograd.wanted(A.problem, value):
+        from ..cpu import paged
 
-            own_key, own_value = key_pages.resolve_neg(), value_pages.resolve_neg()
-            return paged.forward(A.problem, own_key, own_value, table)
-    key, value = (gather(pages, table, longest) for pages in (key_pages, value_pages))
-    return cast(Tensor, make(caller, query, key, mask=rule, **options) @ value)
+        return paged.forward(A.problem, key_pages.resolve_neg(), value_pages.resolve_neg(), table)
+    key, value = (gather(pages, table, longest) for pages in pools)
+    return cast(Tensor, AttentionMatrix(replace(A.problem, key=key), A.backend) @ value)
 
 
 def check_options(caller: str, options: dict[str, Any]) -> None:
@@ -175,8 +177,7 @@ def gather(pages: Tensor, table: Tensor, length: int) -> Tensor:
     """The keys of every sequence in one piece, `[batch, kv_heads, length, width]`; past a sequence's end, anything."""
     page = pages.shape[2]
     count = -(-length // page) if page else 0
-    places = table[:, :count].clamp(0, max(0, pages.shape[0] - 1))
-    found = pages[places]  # [batch, count, kv_heads, page, width]
+    found = pages[table[:, :count]]  # [batch, count, kv_heads, page, width]
     shape = (table.shape[0], pages.shape[1], count * page, pages.shape[-1])
     return found.transpose(1, 2).reshape(shape)[:, :, :length]
 
@@ -190,7 +191,10 @@ def check(
     window: int | None,
     caller: str,
 ) -> tuple[Tensor, Tensor, int]:
-    """Everything a raw address could be led astray by; the table and the lengths as int64, and the longest."""
+    """Everything a raw address could be led astray by; the table and the lengths as int64, and the longest.
+
+    Every page of that table is in the pool, also where no sequence uses it.
+    """
     if torch._C._are_functorch_transforms_active():
         raise OptionError(
             f"{caller}: a transform of torch.func cannot follow a block table; call it outside, or give keys in one "
@@ -216,6 +220,18 @@ def check(
         raise ShapeError(
             f"{caller}: value_pages has shape {show(value_pages)} but key_pages {show(key_pages)}; pages, kv_heads and "
             "page must be equal"
+        )
+    heads, kv_heads = query.shape[1], key_pages.shape[1]
+    if query.shape[3] != key_pages.shape[3]:
+        raise ShapeError(
+            f"{caller}: key_pages has head_dim {key_pages.shape[3]} but query has {query.shape[3]}; give both the same "
+            f"last axis (query {show(query)}, key_pages {show(key_pages)})"
+        )
+    shared = heads == 1 and kv_heads > 1  # one query head for all of them
+    if heads != kv_heads and not shared and (not kv_heads or heads % kv_heads):
+        raise ShapeError(
+            f"{caller}: key_pages and value_pages have {kv_heads} heads but query has {heads}; their number must "
+            f"divide it (query {show(query)}, key_pages {show(key_pages)})"
         )
     batch = query.shape[0]
     made = []
@@ -245,11 +261,18 @@ def check(
             f"{caller}: lengths goes up to {high} but table has {table.shape[1]} pages of {page} keys, {room}; give it "
             "more columns"
         )
-    used = torch.arange(table.shape[1], device=table.device) * page < lengths[:, None]
-    wrong = used & ((table < 0) | (table >= pages))
-    if bool(wrong.any()):
-        raise OptionError(
-            f"{caller}: table holds page {int(table[wrong][0])} but key_pages has {pages} pages; entries that are used "
-            f"must be >= 0 and < {pages}"
-        )
+    outside = (table < 0) | (table >= pages)
+    if bool(outside.any()):
+        wrong = outside & (torch.arange(table.shape[1], device=table.device) * page < lengths[:, None])
+        if bool(wrong.any()):
+            raise OptionError(
+                f"{caller}: table holds page {int(table[wrong][0])} but key_pages has {pages} pages; "
+                + (
+                    f"entries that are used must lie in 0 … {pages - 1}"
+                    if pages
+                    else "give it the pages in use"
+                )
+            )
+        # What stands past a sequence's end is masked, but the kernels follow it where another sequence is longer.
+        table = table.masked_fill(outside, 0)
     return table, lengths, high

@@ -69,6 +69,15 @@ def test_other_strides_are_another_kind() -> None:
         assert torch.equal(kizuki.attention(q, k, negative), want)
 
 
+def test_other_ranks_are_described_each_time() -> None:
+    q, k, v = (randn(*shape, seed=at) for at, shape in enumerate(((4, 5, 8), (7, 8), (7, 6))))
+    want = kizuki.attend(q, k) @ v
+    for _ in range(3):
+        assert torch.equal(kizuki.attention(q, k, v), want)
+        assert kizuki.attention(q[0], k, v).shape == (5, 6)
+    assert not again._kinds()
+
+
 def test_what_a_call_refused_is_refused_for_ever() -> None:
     q, k, v = operands("causal", torch.float32, 0)
     for _ in range(3):
@@ -118,7 +127,7 @@ def test_few_kinds_are_kept_and_no_large_one() -> None:
     x = randn(1, 1, 20_000, 4)
     for _ in range(3):
         kizuki.attention(x, x, x, window=(3, 0))
-    assert not any(20_000 in kind[0][0] for kind in again._kinds())
+    assert not any(20_000 in kind[0] for kind in again._kinds())
 
 
 def test_threads_have_their_own() -> None:

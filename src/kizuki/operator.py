@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import autograd, backends, functions, indexing, library, observe, portable
+from .cpu import again
 from .dropout import draw
 from .errors import KizukiTypeError, OptionError, ShapeError, SizeError, show
 from .mask import Mask, functions_of
@@ -189,6 +190,13 @@ def attention(
         >>> kizuki.attention(x, x, x, causal=True)[0]
         tensor([1., 0., 0.])
     """
+    kind = None
+    plain = mask is None and bias is None and sinks is None and score is None and observe is None
+    if plain and dropout == 0.0 and generator is None and not torch.compiler.is_compiling():
+        kind = again.kind(query, key, value, causal, window, scale, softcap, backend)
+        known = None if kind is None else again.attention(kind, query, key, value)
+        if known is not None:
+            return known
     if isinstance(query, Tensor) and autocast(query.device.type):
         query, key, value = (_cast(t, query.device.type) for t in (query, key, value))
     options: Options = {
@@ -216,15 +224,6 @@ def attention(
             dropout=dropout,
             generator=generator,
         )
-    kind = None
-    plain = mask is None and bias is None and sinks is None and score is None and observe is None
-    if plain and dropout == 0.0 and generator is None and backend != "portable":
-        from .cpu import again
-
-        kind = again.kind(query, key, value, causal, window, scale, softcap, backend)
-        known = None if kind is None else again.attention(kind, query, key, value)
-        if known is not None:
-            return known
     matrix = make("kizuki.attention", query, key, **options)
     problem = matrix.problem
     object.__setattr__(problem, "kind", kind)

@@ -24,6 +24,7 @@ KEPT = 32  # kinds a thread remembers; the one not used for longest goes first
 LARGEST = 1 << 18  # bytes of tables of a kind that is remembered; larger calls take long enough
 PLAIN = (Tensor, torch.nn.Parameter)
 NUMBERS = (type(None), float, int)
+WINDOWS = (type(None), tuple)
 
 _mine = threading.local()  # an argument block serves one call at a time
 
@@ -39,25 +40,26 @@ def kind(
     backend: Any,
 ) -> Hashable | None:
     """What calls must share to be alike, or None for a call that is described anew each time."""
-    if type(scale) not in NUMBERS or type(softcap) not in NUMBERS or type(window) not in (type(None), tuple):
+    if type(scale) not in NUMBERS or type(softcap) not in NUMBERS or type(window) not in WINDOWS:
         return None
+    if backend == "portable" or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack():
+        return None
+    differentiates = torch.is_grad_enabled()
+    found: list[Any] = []
     for t in (query, key, value):
         if type(t) not in PLAIN or not t.is_cpu or t.layout is not torch.strided or t.is_neg():
             return None
-    lead = query.shape[:-3]
-    if (
-        query.dim() < 3
-        or key.shape[:-3] != lead
-        or value.shape[:-3] != lead
-        or key.shape[-3] != value.shape[-3]
-    ):
+        if differentiates and t.requires_grad:
+            return None
+        found += [t.shape, t.stride(), t.dtype]
+    lead = found[0][:-3]
+    if len(found[0]) < 3 or len(found[3]) != len(found[0]) or len(found[6]) != len(found[0]):
         return None
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    if found[3][:-3] != lead or found[6][:-3] != lead or found[3][-3] != found[6][-3]:
         return None
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return None
-    tensors = [(t.shape, t.stride(), t.dtype) for t in (query, key, value)]
-    return (*tensors, causal is True, window, scale, softcap, backend, launch.threads())
+    return (*found, causal is True, window, scale, softcap, backend, launch.threads())
 
 
 class Known:
@@ -100,10 +102,11 @@ def _bytes(kept: Any) -> Any:
 
 def attention(like: Hashable, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
     """The output of a call of a known kind; None where the kind is not known."""
-    known: Known | None = _kinds().get(like)
+    kinds = _kinds()
+    known = kinds.get(like)
     if known is None or known.busy:  # busy: a signal's handler, in the middle of such a call
         return None
-    _kinds().move_to_end(like)
+    kinds.move_to_end(like)
     known.busy = True
     try:
         return known.run(query, key, value)

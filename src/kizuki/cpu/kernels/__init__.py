@@ -65,7 +65,8 @@ class _Source(JITCodeLibrary):  # type: ignore[misc]
 def module(name: str, target: Target, symbol: str) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """A kernel as optimised LLVM code with one entry, `symbol`, and the machine it was optimised for."""
     flags = compiler.Flags()
-    flags.no_cpython_wrapper, flags.no_cfunc_wrapper, flags.error_model = True, True, "numpy"
+    flags.no_cpython_wrapper, flags.no_cfunc_wrapper, flags.no_rewrites = True, True, True
+    flags.error_model = "numpy"
     typing, context = cpu_target.typing_context, cpu_target.target_context
     function, codegen = BUILDERS[name](target), context.codegen()
     with global_compiler_lock:  # nobody else compiles while the libraries are of our kind

@@ -22,7 +22,7 @@ from ..target import Target
 from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
-from .simd import access, load_f64, load_i64, take_ticket
+from .simd import access, load_f64, load_i64, piece, take_ticket
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
@@ -59,12 +59,12 @@ def build(t: Target) -> Any:
     tall = key_rows(t)
     zero, one = real(0.0), real(1.0)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def clear(at: int, stop: int) -> None:
         for place in range(at, stop, size):
             store(place, zero)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def add_to_bias(args: int, bias: int, query: int, key: int, count: int, grad: int) -> None:
         """Add the dS of a row where its bias came from; an axis that the bias broadcasts has stride 0."""
         step = load_i64(args + D_BIAS_COL)
@@ -81,7 +81,7 @@ def build(t: Target) -> Any:
             for c in range(count):
                 store(out + c * step, load(out + c * step) + load(grad + c * size))
 
-    @numba.njit(error_model="numpy")
+    @piece
     def weigh_block(
         args: int,
         plane: int,
@@ -127,7 +127,7 @@ def build(t: Target) -> Any:
                 if dropped:
                     drop(args, plane, start + r, key + left, width, here)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def rows_seeing(args: int, spans: int, rows: int, key: int, count: int, c: int) -> tuple[int, int]:
         """The query rows, in panels, of which some sees one of the keys c … c + mr of the block."""
         low, high = rows, 0
@@ -137,13 +137,13 @@ def build(t: Target) -> Any:
                 low, high = min(low, p * mr), min(rows, (p + 1) * mr)
         return low, high
 
-    @numba.njit(error_model="numpy")
+    @piece
     def add_turned(left: int, right: int, steps: int, sums: int, panels: int) -> None:
         """mr keys of a block: the columns at `left` times a query block's columns, into every panel of `sums`."""
         for v in range(panels):
             mix_turned(left, right + v * block_q * nr * size, steps, sums + v * tall * nr * size)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def put(sums: int, panels: int, dim: int, count: int, factor: float, out: int) -> None:
         """`count` rows of an accumulator × factor to a contiguous `[count][dim]`."""
         for p in range(panels):

@@ -27,6 +27,7 @@ from .simd import (
     load_i64,
     load_u8,
     load_u16,
+    piece,
     store_i64,
     store_u16,
     take_last,
@@ -68,12 +69,12 @@ def build(t: Target) -> Any:
     stride, pairs = 4 * lanes, t.pairs
     neg_inf, zero = real(-math.inf), real(0.0)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def end_of(count: int) -> int:
         """`count` columns rounded up to what the row bodies step by."""
         return (count + stride - 1) // stride * stride
 
-    @numba.njit(error_model="numpy")
+    @piece
     def locate(
         args: int, plane: int, source: int, row: int, page: int, key: int, count: int, out: int
     ) -> None:
@@ -91,12 +92,12 @@ def build(t: Target) -> Any:
         for c in range(count, block_k):
             store_i64(out + c * 8, first)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def straight(addresses: int, count: int, row: int) -> bool:
         """Whether a block's rows lie one after the other, `row` bytes apart."""
         return load_i64(addresses + (count - 1) * 8) - load_i64(addresses) == (count - 1) * row
 
-    @numba.njit(error_model="numpy")
+    @piece
     def any_odd(addresses: int, count: int, dim: int, kind: int, width: int) -> bool:
         """Whether a value of the block is NaN or infinite."""
         total = zero
@@ -107,7 +108,7 @@ def build(t: Target) -> Any:
                 total += x - x
         return total != total
 
-    @numba.njit(error_model="numpy")
+    @piece
     def mix_seen(
         addresses: int,
         grid: int,
@@ -129,7 +130,7 @@ def build(t: Target) -> Any:
                         at = sums + (r * row + d) * size
                         store(at, fma_one(weight, load_kind(here + d * width, kind), load(at)))
 
-    @numba.njit(error_model="numpy")
+    @piece
     def clean(addresses: int, count: int, dim: int, table: int) -> None:
         """A copy of a block's values with 0 for NaN and infinite ones, and the addresses of its rows at `table`."""
         copy = table + block_k * 8
@@ -140,7 +141,7 @@ def build(t: Target) -> Any:
                 bits = load_u16(here + d * 2)
                 store_u16(there + d * 2, bits if bits & ALL_ONES != ALL_ONES else numba.uint16(0))
 
-    @numba.njit(error_model="numpy")
+    @piece
     def add_odd(
         addresses: int, grid: int, seen: int, rows: int, count: int, dim: int, sums: int, row: int
     ) -> None:

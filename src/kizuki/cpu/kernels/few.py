@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from ..sizes import BFLOAT16, PLAIN, step_of
 from ..target import Target
-from .simd import I64, Emit
+from .simd import I64, Emit, piece
 
 CHUNK = 16  # keys whose values are in the cache at once while columns pass over them; even, for pairs
 
@@ -218,7 +217,7 @@ def build(t: Target) -> Any:
     weight_size = 2 if t.pairs else size
     wide = 2  # vectors of values beside `few` rows: few · 2 sums stay in registers
 
-    @numba.njit(error_model="numpy")
+    @piece
     def soon(addresses: int, dense: int, at: int, stop: int, later: int, later_dense: int) -> tuple[int, int]:
         """Where to ask for memory: from row `at` of a block on, or past its end in the table of what comes later."""
         return (addresses + at * 8, dense) if at < stop else (later, later_dense)
@@ -228,7 +227,7 @@ def build(t: Target) -> Any:
         mix_few, mix_few_one = mix_for(kind, few, wide), mix_for(kind, few, 1)
         mix_one, mix_one_one = mix_for(kind, 1, 4), mix_for(kind, 1, 1)
 
-        @numba.njit(error_model="numpy")
+        @piece
         def dots(
             addresses: int,
             packed: int,
@@ -255,7 +254,7 @@ def build(t: Target) -> Any:
                         left = packed + r * dim * size
                         dots_few(here, left, dim, out + r * block_k * size, ahead, touch, factor)
 
-        @numba.njit(error_model="numpy")
+        @piece
         def mix(
             addresses: int,
             grid: int,
@@ -301,7 +300,7 @@ def build(t: Target) -> Any:
         made = [for_kind(kind) for kind in range(3)] if t.size == 4 else [for_kind(PLAIN)] * 3
     (dots_0, mix_0), (dots_1, mix_1), (dots_2, mix_2) = made
 
-    @numba.njit(error_model="numpy")
+    @piece
     def dots(kind: int, *args: Any) -> None:
         if kind == PLAIN:
             dots_0(*args)
@@ -310,7 +309,7 @@ def build(t: Target) -> Any:
         else:
             dots_2(*args)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def mix(kind: int, *args: int) -> None:
         if kind == PLAIN:
             mix_0(*args)

@@ -21,7 +21,7 @@ from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
 from .pack import panels as panels_of
-from .simd import access, load_i64, load_u8, prefetch, steps_for, store_u8, take_ticket
+from .simd import access, load_i64, load_u8, piece, prefetch, steps_for, store_u8, take_ticket
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
@@ -54,7 +54,7 @@ def build(t: Target) -> Any:
     stride = 4 * lanes  # what row_max and raise_row step by
     neg_inf, zero = real(-math.inf), real(0.0)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def pack_here(args: int, key_plane: int, value_plane: int, slot: int) -> None:
         """The one key block of a plane into this thread's panels, which stay in its cache."""
         width, keys = load_i64(args + KEY_WIDTH), load_i64(args + KEYS)
@@ -80,7 +80,7 @@ def build(t: Target) -> Any:
         odd = straight(source, row, col, kind, value_dim, there, width, out, 0)
         store_u8(load_i64(args + VALUE_ODD) + slot, numba.uint8(odd))
 
-    @numba.njit(error_model="numpy")
+    @piece
     def ask(address: int, size: int, part: int, parts: int) -> None:
         """Ask for one of `parts` equal parts of `size` bytes."""
         each = (size // 64 + parts) // parts * 64

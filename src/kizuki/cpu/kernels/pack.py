@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from ..layout import SLOT
 from ..sizes import BFLOAT16, PLAIN
 from ..target import Target
-from .simd import I64, Emit, access, load_i64, load_u16, steps_for, store_u8, store_u16, take_ticket
+from .simd import I64, Emit, access, load_i64, load_u16, piece, steps_for, store_u8, store_u16, take_ticket
 
 S = SLOT
 NEXT_TASK, TASKS, KIND, VALUE_KIND = S["NEXT_TASK"], S["TASKS"], S["KIND"], S["VALUE_KIND"]
@@ -88,7 +88,7 @@ def bodies(t: Target) -> tuple[Any, Any]:
     turn_plain, turn_bfloat16, turn_float16 = turns
     copy_plain, copy_bfloat16, copy_float16 = copies
 
-    @numba.njit(error_model="numpy")
+    @piece
     def turn(source: int, row: int, vectors: int, out: int, kind: int) -> None:
         if kind == PLAIN:
             turn_plain(source, row, vectors, out)
@@ -97,7 +97,7 @@ def bodies(t: Target) -> tuple[Any, Any]:
         else:
             turn_float16(source, row, vectors, out)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def copy_panel(source: int, out: int, kind: int) -> int:
         if kind == PLAIN:
             return copy_plain(source, out)
@@ -119,7 +119,7 @@ def panels(t: Target) -> tuple[Any, Any]:
     nr, lanes = t.nr, t.lanes
     infinity = real(math.inf)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def turned(
         source: int,
         row: int,
@@ -148,7 +148,7 @@ def panels(t: Target) -> tuple[Any, Any]:
                 for d in range(dim):
                     store(out + d * nr * size, real(0.0))
 
-    @numba.njit(error_model="numpy")
+    @piece
     def straight(
         source: int,
         row: int,
@@ -215,7 +215,7 @@ def pairs(t: Target, turn_words: Any) -> tuple[Any, Any]:
 
         return types.int64(*[types.int64] * 3), codegen
 
-    @numba.njit(error_model="numpy")
+    @piece
     def turned(
         source: int,
         row: int,
@@ -238,7 +238,7 @@ def pairs(t: Target, turn_words: Any) -> tuple[Any, Any]:
                 bits = load_u16(source + c * row + d * col) if c < there and d < dim else numba.uint16(0)
                 store_u16(out + d // 2 * nr * size + d % 2 * 2, bits)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def straight(
         source: int,
         row: int,
@@ -283,7 +283,7 @@ def build(t: Target) -> Any:
     nr, block_k, size = t.nr, t.block_k, t.size
     steps_of = steps_for(t)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def stretch(args: int, plane: int, key: int, left: int) -> tuple[int, int, int]:
         """From `key` on: its page, its place in it, and how many of the `left` next keys lie in that page."""
         pages, each = load_i64(load_i64(args + PAGES_TABLE) + 8 * plane), load_i64(args + PAGE_KEYS)

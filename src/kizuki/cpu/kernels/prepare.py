@@ -12,15 +12,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
-
 from ..layout import SLOT
 from ..target import Target
 from . import rows as row_bodies
 from . import scores as shared
 from . import tile
 from .pack import panels
-from .simd import access, load_f64, load_i64, store_i64, take_ticket
+from .simd import access, load_f64, load_i64, piece, store_i64, take_ticket
 
 S = SLOT
 NEXT_TASK, TASKS, KEYS, QUERIES = S["NEXT_TASK"], S["TASKS"], S["KEYS"], S["QUERIES"]
@@ -46,7 +44,7 @@ def build(t: Target) -> Any:
     nr, block_q, block_k = t.nr, t.block_q, t.block_k
     infinity = real(math.inf)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def queries_of(args: int, task: int) -> None:
         blocks, queries, kind = load_i64(args + QUERY_BLOCKS), load_i64(args + QUERIES), load_i64(args + KIND)
         plane, start = task // blocks, task % blocks * block_q

@@ -16,7 +16,7 @@ from ..target import Target
 from . import rows as row_bodies
 from . import scores as shared
 from . import tile
-from .simd import access, load_f64, load_i64, store_i64, take_ticket
+from .simd import access, load_f64, load_i64, piece, store_i64, take_ticket
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
@@ -40,7 +40,7 @@ def build(t: Target) -> Any:
     stride = 4 * lanes
     neg_inf, zero = real(-math.inf), real(0.0)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def keep_best(row: int, width: int, key: int, best: int, keys: int, k: int) -> None:
         """Insert the scores of a row into its k best, largest first; an equal score stays behind the earlier key."""
         for c in range(0, width, 4 * lanes):

@@ -19,6 +19,7 @@ from .simd import (
     load_i64,
     load_u8,
     load_u16,
+    piece,
     prefetch,
     steps_for,
     store_i32,
@@ -63,13 +64,13 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
     neg_inf, zero = real(-math.inf), real(0.0)
     steps_of = steps_for(t)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def factor_of(args: int) -> float:
         """Scale (÷ softcap): what a product of a query and a key is multiplied by."""
         softcap = load_f64(args + SOFTCAP)
         return real(load_f64(args + SCALE) / softcap if softcap > 0 else load_f64(args + SCALE))
 
-    @numba.njit(error_model="numpy")
+    @piece
     def pack_pairs(args: int, plane: int, start: int, rows: int, padded: int, out: int) -> None:
         """Queries as they are, in pairs; an odd head_dim is filled up with 0, and so are rows past the end."""
         dim, row, col = load_i64(args + HEAD_DIM), load_i64(args + QUERY_ROW), load_i64(args + QUERY_COL)
@@ -89,7 +90,7 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
         for at in range(rows * steps, padded * steps):
             store(out + at * size, zero)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def pack_numbers(args: int, plane: int, start: int, rows: int, padded: int, out: int) -> None:
         """Queries × scale (÷ softcap), head_dim numbers a row; rows past the end are 0."""
         factor, kind = factor_of(args), load_i64(args + KIND)
@@ -117,17 +118,17 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
 
     if t.pairs:
 
-        @numba.njit(error_model="numpy")
+        @piece
         def product(args: int, left: int, right: int, steps: int, out: int) -> None:
             scores(left, right, steps, out, factor_of(args))
 
     else:
 
-        @numba.njit(error_model="numpy")
+        @piece
         def product(args: int, left: int, right: int, steps: int, out: int) -> None:
             scores(left, right, steps, out)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def add_bias(args: int, plane: int, query: int, key: int, first: int, stop: int, row: int) -> None:
         """The bias on columns first … stop of a row; a bias of −inf makes the score −inf whatever it was."""
         step = load_i64(args + BIAS_COL)
@@ -142,7 +143,7 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
             x = load(bias + c * step)
             store(row + c * size, neg_inf if x == neg_inf else load(row + c * size) + x)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def hide(args: int, plane: int, query: int, key: int, first: int, stop: int, row: int) -> None:
         """The boolean mask on columns first … stop of a row."""
         step = load_i64(args + MASK_COL)
@@ -157,7 +158,7 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
             if load_u8(seen + c * step) == 0:
                 store(row + c * size, neg_inf)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def sees(args: int, plane: int, query: int, spare: int) -> bool:
         """Whether a query sees any key. Asked only of rows whose scores are all −inf: absent, or overflown?
 
@@ -192,7 +193,7 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
                     return True
         return False
 
-    @numba.njit(error_model="numpy")
+    @piece
     def ranges(args: int, plane: int, start: int, rows: int, panels: int) -> tuple[int, int]:
         """[low, high): every key that is visible to one of these rows; and the same for each panel of mr rows."""
         keys = load_i64(args + KEYS)
@@ -212,7 +213,7 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
             low, high = min(low, panel_low), max(high, panel_high)
         return low, high
 
-    @numba.njit(error_model="numpy")
+    @piece
     def span(args: int, panels: int, p: int, key: int, count: int) -> tuple[int, int]:
         """The columns first … stop of the block at `key` that some row of panel p sees; stop 0 when there are none."""
         if load_i64(args + FIRST_TABLE) == 0:
@@ -221,7 +222,7 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
         stop = min(count, load_i64(panels + p * 16 + 8) - key)
         return (first, stop) if stop > first else (0, 0)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def shapes_rows(args: int, count: int) -> bool:
         """Whether anything but the product is to be done to the scores of a block of `count` keys."""
         plain = (
@@ -234,7 +235,7 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
         )
         return not (plain and count % stride == 0)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def shape_row(
         args: int, plane: int, query: int, key: int, first: int, stop: int, row: int, slope: int
     ) -> None:
@@ -267,7 +268,7 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
         for c in range(z, right):
             store(row + c * size, neg_inf)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def fetch_pairs(args: int, plane: int, query: int, key: int) -> None:
         """Ask for the mask and bias of the next tile, mr queries × nr keys, while its scores are computed.
 
@@ -285,7 +286,7 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
                 for at in range(0, nr * size, 64):
                     prefetch(here + r * row + at)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def score_block(
         args: int,
         plane: int,

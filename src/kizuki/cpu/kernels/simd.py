@@ -22,6 +22,10 @@ from numba.extending import intrinsic
 from ..sizes import BFLOAT16, FLOAT16, PLAIN
 from ..target import Target
 
+# What a kernel is put together from: linked into it and called from nowhere else, so without wrappers of its own, and
+# without Numba's rewriting of arrays, of which there are none.
+piece = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True)
+
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
@@ -472,21 +476,21 @@ def access(t: Target) -> Access:
     """Scalar access for a target."""
     if t.size == 8:
 
-        @numba.njit
+        @piece
         def load_double(address: int, kind: int) -> float:
             return load_f64(address)
 
-        @numba.njit
+        @piece
         def store_double(address: int, x: float, kind: int) -> None:
             store_f64(address, x)
 
         return Access(load_f64, store_f64, load_double, store_double, types.float64, 8)
 
-    @numba.njit
+    @piece
     def load_kind(address: int, kind: int) -> float:
         return load_f32(address) if kind == PLAIN else load_narrow(address, kind)
 
-    @numba.njit
+    @piece
     def store_kind(address: int, x: float, kind: int) -> None:
         if kind == PLAIN:
             store_f32(address, x)
@@ -499,8 +503,8 @@ def access(t: Target) -> Access:
 def steps_for(t: Target) -> Any:
     """`Target.steps` for Numba code."""
     if t.pairs:
-        return numba.njit(lambda dim: (dim + 1) // 2)
-    return numba.njit(lambda dim: dim)
+        return piece(lambda dim: (dim + 1) // 2)
+    return piece(lambda dim: dim)
 
 
 @intrinsic

@@ -15,7 +15,7 @@ from ..layout import SLOT
 from ..sizes import BFLOAT16, PLAIN
 from ..target import Target
 from .rows import Rows
-from .simd import access, load_f64, load_i64, load_u8, store_f64, store_u8
+from .simd import access, load_f64, load_i64, load_u8, piece, store_f64, store_u8
 
 S = SLOT
 VALUE_KIND, OUT_KIND, KEYS, VALUE_DIM = S["VALUE_KIND"], S["OUT_KIND"], S["KEYS"], S["VALUE_DIM"]
@@ -54,7 +54,7 @@ def build(t: Target, rows: Rows) -> Softmax:
     neg_inf, zero = real(-math.inf), real(0.0)
     infinity = real(math.inf)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def join(state: int, more: int, sums: int, more_sums: int, panels: int, step: int) -> None:
         """Join a row's later split to the sums so far: `state` and `more` are (maximum, total), each two numbers."""
         old, top = load(state), load(more)
@@ -70,7 +70,7 @@ def build(t: Target, rows: Rows) -> Softmax:
         if panels > 0:
             merge_row(sums, more_sums, panels, step, factor, share)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def finish(
         args: int, plane: int, top: float, total: float, empty: bool, sums: int, step: int, out: int, lse: int
     ) -> None:
@@ -112,7 +112,7 @@ def build(t: Target, rows: Rows) -> Softmax:
                 for c in range(dim - p * nr):
                     store_kind(there + c * width, load(here + c * size) * factor, kind)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def drop(args: int, plane: int, query: int, key: int, width: int, row: int) -> None:
         """Dropout on `width` weights of a row, whose first key is `key`.
 
@@ -123,14 +123,14 @@ def build(t: Target, rows: Rows) -> Softmax:
             below, factor = load_i64(args + DROP_BELOW), real(load_f64(args + KEEP_FACTOR))
             drop_row(row, width, key, numba.int64(word), below, factor)
 
-    @numba.njit(error_model="numpy")
+    @piece
     def note_seen(row: int, seen: int, first: int, stop: int) -> None:
         """One byte a column: does the row see it?"""
         for c in range(block_k):
             inside = first <= c < stop
             store_u8(seen + c, numba.uint8(inside and load(row + c * size) != neg_inf))
 
-    @numba.njit(error_model="numpy")
+    @piece
     def add_odd(args: int, plane: int, key: int, weights: int, seen: int, sums: int, rows: int) -> None:
         """Add weight · value for the NaN and infinite values of a key block, only to the rows that see the key."""
         dim, row, col = load_i64(args + VALUE_DIM), load_i64(args + VALUE_ROW), load_i64(args + VALUE_COL)
@@ -154,7 +154,7 @@ def build(t: Target, rows: Rows) -> Softmax:
     return Softmax(join, finish, drop, note_seen, add_odd)
 
 
-@numba.njit(error_model="numpy")
+@piece
 def mixed(z: int) -> int:
     """A 64-bit number thoroughly mixed (the finaliser of SplitMix64: Steele, Lea and Flood 2014)."""
     z = numba.uint64(z)
@@ -163,7 +163,7 @@ def mixed(z: int) -> int:
     return z ^ (z >> numba.uint64(31))
 
 
-@numba.njit(error_model="numpy")
+@piece
 def row_word(seed: int, plane: int, query: int) -> int:
     """64 random bits for a row of A, from its place alone."""
     step = numba.uint64(0x9E3779B97F4A7C15)

@@ -76,7 +76,7 @@ def emit(t: Target) -> Rows:
                 seen = b.load(b.inttoptr(b.add(args[1], at), flags.as_pointer()))
                 seen.align = 1
                 there = b.icmp_unsigned("!=", seen, ir.Constant(flags, [0] * t.lanes))
-                e.store(b.select(there, e.load(row, at), e.const(NEG_INF)), row, at)
+                e.keep(row, at, there, NEG_INF)
                 return []
 
             e.loop(args[2], 1, [], body)

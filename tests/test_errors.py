@@ -237,6 +237,11 @@ ERRORS: dict[str, Error] = {
     "pool reduce": (O, lambda: matrix().pool(1, 1, "mean"), ["reduce", "mean", "mass", "peak"]),
     "mass of floats": (T, lambda: matrix().mass(torch.zeros(5)), ["groups", "float32", "integer"]),
     "mass of a list": (T, lambda: matrix().mass([0] * 5), ["groups", "list", "integer"]),
+    "mass of rows of another length": (
+        S,
+        lambda: matrix().mass(torch.zeros(5).long(), rows=torch.zeros(9).long()),
+        ["rows", "[9]", "a query"],
+    ),
     "mass of another length": (S, lambda: matrix().mass(torch.zeros(4).long()), ["groups", "[4]", "[5]"]),
     "mass of a negative group": (
         O,

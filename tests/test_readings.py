@@ -211,6 +211,15 @@ def test_mass_in_groups(name: str, backend: str) -> None:
     if keys < 100:
         each = pair.matrix.mass(torch.arange(keys).flip(0))
         pair.agrees(each, lambda a: a.flip(-1), "every key its own group")
+    rows = torch.arange(pair.shape[-2]) % 3 - 1
+    belongs = torch.stack([rows == g for g in range(2)]).double()
+    mean = belongs / belongs.sum(-1, keepdim=True).clamp(min=1)
+    count = int(rows.max()) + 1 if len(rows) else 0
+    pair.agrees(
+        pair.matrix.mass(groups, rows=rows),
+        lambda a: mean[:count].to(a.dtype) @ a @ one_hot.to(a.dtype),
+        "segments on segments",
+    )
     nobody = pair.matrix.mass(torch.full((keys,), -1))
     assert tuple(nobody.shape) == (*pair.shape[:-1], 0)
 

@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 # `import kizuki` and `kizuki --version` need neither torch nor its seconds.
 _HOME = {
     "AttentionMatrix": "operator",
+    "Identity": "products",
     "KizukiTypeError": "errors",
     "Observation": "observation",
     "Observe": "observation",
@@ -34,6 +35,7 @@ _HOME = {
 
 __all__ = [
     "AttentionMatrix",
+    "Identity",
     "KizukiTypeError",
     "Observation",
     "Observe",
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from .models.record import record
     from .observation import Observation, Observe
     from .operator import AttentionMatrix, attend, attention
+    from .products import Identity
     from .sdpa import scaled_dot_product_attention
 
 

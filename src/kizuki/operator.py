@@ -13,12 +13,14 @@ from torch import Tensor
 from . import autograd, backends, functions, indexing, library, observe, portable
 from .cpu import again
 from .dropout import draw
-from .errors import KizukiTypeError, OptionError, ShapeError, SizeError, show
+from .errors import KizukiTypeError, OptionError, SizeError
 from .mask import Mask, functions_of
+from .mass import mass
 from .observation import DENSE_LIMIT, Observation, Observe, check_reading
 from .observation import observe as observe_all
 from .problem import Problem, build, check_value, widened
-from .products import Product, Transposed
+from .products import Linear, MeanHeads, Product, Transposed
+from .steps import Steps, steps
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -274,7 +276,7 @@ def check_observe(what: object, named: str) -> None:
         )
 
 
-class AttentionMatrix:
+class AttentionMatrix(Linear):
     """A = softmax(scores): one row per query, one column per key, read without being stored.
 
     Made by `attend`. Every reading is exact and streamed: extra memory grows with queries and keys, never
@@ -359,13 +361,24 @@ class AttentionMatrix:
 
     # -- as a linear map -------------------------------------------------------------------------
 
-    def __matmul__(self, other: Tensor | AttentionMatrix | Product) -> Any:
+    def mean_heads(self) -> MeanHeads:
+        """The mean over heads as a linear map, `[..., queries, keys]`, itself not stored."""
+        return MeanHeads(self)
+
+    def __matmul__(self, other: Tensor | Linear) -> Any:
         """`A @ value`: Σ_j a_ij v_j, `[..., heads, queries, value_dim]`, the fused kernel; differentiable.
 
         `value` is `[..., kv_heads, keys, value_dim]` in the dtype of the query. With another matrix it is
-        the product, itself not stored: `(A2 @ A1) @ x` is evaluated right to left.
+        the product, itself not stored: `(A2 @ A1) @ x` is evaluated right to left. Sums and multiples are maps too:
+
+        >>> import torch, kizuki
+        >>> A = kizuki.attend(torch.eye(3), torch.eye(3), causal=True)
+        >>> (0.5 * A + 0.5 * kizuki.Identity(3)).T @ torch.tensor([[0.0], [1.0], [0.0]])
+        tensor([[0.1798],
+                [0.8202],
+                [0.0000]])
         """
-        if isinstance(other, (AttentionMatrix, Product)):
+        if isinstance(other, Linear):
             return Product(self, other)
         problem = self.problem
         check_value(problem, other)
@@ -505,46 +518,34 @@ class AttentionMatrix:
         check_observe(what, "A.observe: what")
         return observe_all(self, what)
 
-    def mass(self, groups: Tensor) -> Tensor:
+    def mass(self, groups: Tensor, rows: Tensor | None = None) -> Tensor:
         """Σ of the weights on each group of keys, `[..., heads, queries, groups]`.
 
-        `groups` is integer `[keys]`, the group of each key, counted from 0; −1 leaves a key out. float32
-        (float64 for float64). Costs one forward for every 64 groups.
+        `groups` is integer `[keys]`, the group of each key, counted from 0; −1 leaves a key out. With `rows`, integer
+        `[queries]`, the mean over the queries of each group of rows, `[..., heads, row groups, groups]`: how much one
+        segment reads of another (0 where no query is of a group). float32 (float64 for float64). Costs one forward for
+        every 64 groups.
+
+        >>> import torch, kizuki
+        >>> x, segments = torch.zeros(4, 2), torch.tensor([0, 0, 0, 1])
+        >>> kizuki.attend(x, x).mass(segments, rows=segments)
+        tensor([[0.7500, 0.2500],
+                [0.7500, 0.2500]])
         """
-        if not isinstance(groups, Tensor) or groups.dtype.is_floating_point or groups.dtype is torch.bool:
-            kind = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
-            raise KizukiTypeError(
-                f"A.mass: groups is {kind} but must be an integer tensor [keys], the group of each key from "
-                "0, −1 for none"
-            )
-        if tuple(groups.shape) != (self.problem.keys,):
-            raise ShapeError(
-                f"A.mass: groups has shape {show(groups)} but must be [{self.problem.keys}], one a key"
-            )
-        if groups.device != self.device:
-            raise KizukiTypeError(
-                f"A.mass: groups is on {groups.device} but query is on {self.device}; move one of them"
-            )
-        if groups.numel() and int(groups.min()) < -1:
-            raise OptionError(
-                f"A.mass: groups holds {int(groups.min())} but must be >= 0, or −1 to leave a key out"
-            )
-        count = int(groups.max()) + 1 if groups.numel() else 0
-        size = math.prod(self.shape[:-1]) * count
-        if size > DENSE_LIMIT:
-            raise SizeError(
-                f"A.mass: {count:,} groups are {size:,} numbers, above {DENSE_LIMIT:,}; number the groups "
-                "from 0 without "
-                "gaps, or ask for fewer"
-            )
-        wide = self._wide()
-        result = torch.zeros(*self.shape[:-1], count, dtype=wide.dtype, device=self.device)
-        with torch.no_grad():
-            for start in range(0, count, 64):
-                stop = min(start + 64, count)
-                member = groups.unsqueeze(-1) == torch.arange(start, stop, device=self.device)
-                result[..., start:stop] = wide @ member.to(wide.dtype)
-        return result
+        return mass(self, groups, rows)
+
+    def steps(self, query: int, key: int) -> Steps:
+        """Every number on the way to `A[..., query, key]`, in each head: dot, scaled, capped, bias, score, lse, weight.
+
+        Costs one pass for the lse, the first time, and one dot product a head.
+
+        >>> import torch, kizuki
+        >>> q, k = torch.tensor([[1.0, 0.0]]), torch.eye(2)
+        >>> one = kizuki.attend(q, k).steps(query=0, key=0)
+        >>> one.dot.item(), round(one.scaled.item(), 4), round(one.weight.item(), 4)
+        (1.0, 0.7071, 0.6698)
+        """
+        return steps(self, query, key)
 
     def _wide(self) -> AttentionMatrix:
         """The same matrix in the dtype it accumulates in, so that a sum of weights is not rounded to float16."""

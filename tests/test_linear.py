@@ -104,6 +104,7 @@ def test_gradients_pass_through_what_is_multiplied() -> None:
         (lambda a: a @ kizuki.Identity(3), ["A2 @ A1", "7 keys", "3 queries"]),
         (lambda a: True * a, ["factor", "bool", "number"]),
         (lambda a: float("inf") * a, ["factor", "inf", "finite"]),
+        (lambda a: a / 0, ["divisor", "0", "other than 0"]),
         (lambda a: kizuki.Identity(-1), ["length", "-1"]),
         (lambda a: kizuki.Identity(3) @ torch.ones(4, 2), ["I @ x", "[4, 2]", "[..., 3, width]"]),
         (lambda a: a.mean_heads() @ torch.ones(4, 2), ["mean_heads", "[4, 2]", "[..., 7, width]"]),

@@ -281,7 +281,7 @@ def called(fn: Fn, kind: str, what: str, *given: Tensor) -> Any:
     """`fn(*given)` with tensors; what it raises becomes one line that begins with `what` and names it."""
     try:
         return fn(*given)
-    except Exception as error:
+    except Exception as error:  # a user's function may raise anything; `from` keeps all of it
         compiled = refusal(fn, kind) if _plain(*given) else None
         why = "" if compiled is None else f"it {compiled}, and with tensors "
         raise OptionError(

@@ -53,7 +53,9 @@ class Linear:
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: float) -> Scaled:
-        return Scaled(1.0 / divisor, self)
+        if isinstance(divisor, (int, float)) and divisor != 0:
+            return Scaled(1.0 / divisor, self)
+        raise OptionError(f"A / divisor: divisor is {divisor!r} but must be a number other than 0")
 
     def __neg__(self) -> Scaled:
         return Scaled(-1.0, self)

@@ -20,6 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from ..cpu.kernels.simd import BFloat
 from ..cpu.target import features
 
 CHAINS = 12  # independent sums, enough to hide the latency of a multiply-add on two pipes
@@ -28,13 +29,6 @@ SPIN = 1.0  # seconds of rounds of chains
 COUNT = 4_000_000
 READ = 1 << 26  # float32 a thread: 256 MB
 F32, I64 = ir.FloatType(), ir.IntType(64)
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite has no name for."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ def emit(builder: ir.IRBuilder, kind: str, width: int, count: ir.Value, address:
         return value
 
     if kind == "bf16":
-        factor: ir.Type = ir.VectorType(_BFloat(), width * 2)
+        factor: ir.Type = ir.VectorType(BFloat(), width * 2)
         name, order = f"llvm.x86.avx512bf16.dpbf16ps.{32 * width}", (2, 0, 1)
     else:
         factor = vector

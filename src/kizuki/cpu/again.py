@@ -93,7 +93,8 @@ class Known:
 
 def _view(block: Block, name: str) -> Any:
     """A table of addresses as an array over its own memory."""
-    return np.frombuffer(block.alive[name], dtype=np.int64)  # type: ignore[call-overload]
+    table: Any = block.alive[name]
+    return np.frombuffer(table, dtype=np.int64)
 
 
 def _bytes(kept: Any) -> Any:

@@ -304,29 +304,15 @@ def build(t: Target) -> Any:
                         store(row + c * size, zero)
                 if panels > 0:
                     odd = hides and any_odd(value_at, count, value_dim, value_kind, value_size)
+                    source = value_at
                     if pairs:
-                        source = value_at
                         if odd:
                             source = seen + whole * block_k
                             clean(value_at, count, value_dim, source)
                             add_odd(value_at, grid, seen, rows, count, value_dim, sums, row_size)
                         for r in range(whole):
                             narrow_row(grid + r * block_k * size, 0, end_of(count))
-                        ahead = next_at if after > 0 else key_at
-                        mix(
-                            value_kind,
-                            source,
-                            grid,
-                            whole,
-                            count,
-                            value_dim,
-                            sums,
-                            row_size,
-                            values_dense,
-                            ahead,
-                            next_dense,
-                        )
-                    elif odd:
+                    if odd and not pairs:
                         mix_seen(
                             value_at,
                             grid,
@@ -340,10 +326,9 @@ def build(t: Target) -> Any:
                             row_size,
                         )
                     else:
-                        ahead = next_at if after > 0 else key_at
                         mix(
                             value_kind,
-                            value_at,
+                            source,
                             grid,
                             whole,
                             count,
@@ -351,7 +336,7 @@ def build(t: Target) -> Any:
                             sums,
                             row_size,
                             values_dense,
-                            ahead,
+                            next_at if after > 0 else key_at,
                             next_dense,
                         )
                 key_at, next_at = next_at, key_at

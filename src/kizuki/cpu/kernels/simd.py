@@ -151,17 +151,17 @@ def rounded_bfloat16(
     return b.trunc(b.lshr(up, const(16)), half)
 
 
-class _BFloat(ir.Type):  # type: ignore[misc]
+class BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat, which llvmlite has no name for."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
+        return isinstance(other, BFloat)
 
     def __hash__(self) -> int:
-        return hash(_BFloat)
+        return hash(BFloat)
 
 
 DOTS = {  # by the processor's feature, for the vectors of its target
@@ -290,7 +290,7 @@ class Emit:
         """total + the products of each pair of x and y, by the instruction that `how` names."""
         b = self.b
         if how in DOTS:
-            name, pairs = DOTS[how], ir.VectorType(_BFloat(), 2 * self.lanes)
+            name, pairs = DOTS[how], ir.VectorType(BFloat(), 2 * self.lanes)
             known = b.module.globals.get(name)
             if known is None:
                 known = ir.Function(b.module, ir.FunctionType(self.vec, [self.vec, pairs, pairs]), name)

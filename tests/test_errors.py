@@ -13,7 +13,7 @@ import torch
 from oracle import randn
 
 import kizuki
-from kizuki import KizukiTypeError, OptionError, ShapeError, SizeError, backends, masks, observe, portable
+from kizuki import KizukiTypeError, OptionError, ShapeError, SizeError, backends, masks, portable
 
 Q, K, V = randn(2, 4, 5, 8), randn(2, 2, 5, 8), randn(2, 2, 5, 6)
 LONG = randn(2, 2, 9, 8)
@@ -273,10 +273,9 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("a kernel ran before the error")
 
-    for name in ("forward", "transposed", "backward", "dense", "row_weights"):
+    for name in ("forward", "transposed", "backward", "dense", "row_weights", "fold"):
         monkeypatch.setattr(portable, name, never)
-    monkeypatch.setattr(observe, "fold", never)
-    monkeypatch.setattr(backends.Portable, "fold", never)
+    monkeypatch.setattr(backends.Portable, "observe", never)
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from . import observe, portable
+from . import portable
 from .errors import OptionError
 from .problem import Problem
+from .statistics import Statistic
 
 Needs = tuple[bool, bool, bool, bool, bool]  # which gradients: query, key, value, bias, sinks
 
@@ -30,7 +31,9 @@ class Plan:
 class Backend(Protocol):
     """What a backend does. A value comes as the user gave it; results are `[batch, heads, length, width]`."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What `backend=` calls it."""
 
     def refuses(self, problem: Problem) -> str | None:
         """Why this backend cannot run the problem, or None."""
@@ -49,8 +52,17 @@ class Backend(Protocol):
     def lse(self, problem: Problem) -> Tensor:
         """The log-sum-exp alone, `[batch, heads, queries]`."""
 
-    def fold(self, problem: Problem, lse: Tensor, statistics: Sequence[observe.Statistic]) -> None:
-        """Update every statistic with every tile of A."""
+    def observe(
+        self,
+        problem: Problem,
+        value: Tensor | None,
+        statistics: Sequence[Statistic],
+        lse: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`forward`, to the bit, with every statistic updated; without a value the output is 0 wide.
+
+        `lse`, where it is known already, may spare a backend a pass.
+        """
 
 
 class Portable:
@@ -76,8 +88,57 @@ class Portable:
     def lse(self, problem: Problem) -> Tensor:
         return portable.lse(problem)
 
-    def fold(self, problem: Problem, lse: Tensor, statistics: Sequence[observe.Statistic]) -> None:
-        observe.fold(problem, lse, statistics)
+    def observe(
+        self,
+        problem: Problem,
+        value: Tensor | None,
+        statistics: Sequence[Statistic],
+        lse: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        output = problem.query.new_zeros(problem.batch, problem.heads, problem.queries, 0)
+        if value is not None:
+            output, lse = portable.forward(problem, value)
+        known = portable.lse(problem) if lse is None else lse
+        portable.fold(problem, known, statistics)
+        return output, known
+
+
+@dataclass(frozen=True)
+class Watching:
+    """A backend whose forward pass also updates statistics: what `attention(observe=)` differentiates through."""
+
+    backend: Backend
+    statistics: Sequence[Statistic]
+
+    @property
+    def name(self) -> str:
+        return self.backend.name
+
+    def refuses(self, problem: Problem) -> str | None:
+        return self.backend.refuses(problem)
+
+    def plan(self, problem: Problem) -> Plan:
+        return self.backend.plan(problem)
+
+    def forward(self, problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
+        return self.backend.observe(problem, value, self.statistics)
+
+    def backward(
+        self, problem: Problem, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor, needs: Needs
+    ) -> portable.Gradients:
+        return self.backend.backward(problem, value, output, lse, grad, needs)
+
+    def lse(self, problem: Problem) -> Tensor:
+        return self.backend.lse(problem)
+
+    def observe(
+        self,
+        problem: Problem,
+        value: Tensor | None,
+        statistics: Sequence[Statistic],
+        lse: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self.backend.observe(problem, value, statistics, lse)
 
 
 def choose(problem: Problem, name: str, caller: str = "kizuki.attend") -> Backend:

@@ -11,7 +11,9 @@ from torch import Tensor
 from .errors import OptionError, SizeError
 
 if TYPE_CHECKING:
+    from .operator import AttentionMatrix
     from .problem import Problem
+    from .statistics import Statistic
 
 DENSE_LIMIT = 1 << 26  # numbers of a result that are built before they are asked for in so many words
 
@@ -22,7 +24,7 @@ class Observe:
 
     topk: how many of the largest weights of each row to keep (0 = none).
     entropy, max, max_score, distance: True to read them.
-    received: True or "sum", or "mean".
+    received: True or "sum", or "mean"; with `last`, only over the last so many queries.
     groups: integer `[keys]`, the group of each key: reads `A.mass(groups)`.
     pool: `(rows, cols)` or `(rows, cols, "mass"|"peak")`.
     """
@@ -35,6 +37,7 @@ class Observe:
     distance: bool = False
     groups: Tensor | None = None
     pool: tuple[int, int] | tuple[int, int, str] | None = None
+    last: int | None = None
 
     def __post_init__(self) -> None:
         if not is_whole(self.topk) or self.topk < 0:
@@ -49,6 +52,10 @@ class Observe:
         if self.received not in (True, False, "sum", "mean"):
             raise OptionError(
                 f'kizuki.Observe: received is {self.received!r} but must be True, False, "sum" or "mean"'
+            )
+        if self.last is not None and not self.received:
+            raise OptionError(
+                f"kizuki.Observe: last is {self.last!r} but received is not asked for; give received=True with it"
             )
         if self.pool is not None and (not isinstance(self.pool, tuple) or len(self.pool) not in (2, 3)):
             raise OptionError(
@@ -71,21 +78,26 @@ class Observation:
     pool: Tensor | None = None
 
 
-def observe(matrix: Any, what: Observe) -> Observation:
-    """Read everything `what` asks of `matrix`; the same numbers as the readings one by one."""
-    asked = {
+def asked(what: Observe) -> dict[str, tuple[Any, ...]]:
+    """The readings that are folded in, by name, with their arguments."""
+    received = "sum" if what.received is True else what.received
+    wanted = {
         "topk": (what.topk,) if what.topk else None,
         "entropy": () if what.entropy else None,
-        "received": ("sum" if what.received is True else what.received,) if what.received else None,
+        "received": (received, what.last) if received else None,
         "max": () if what.max else None,
         "max_score": () if what.max_score else None,
         "distance": () if what.distance else None,
         "pool": what.pool,
     }
+    return {name: arguments for name, arguments in wanted.items() if arguments is not None}
+
+
+def collect(matrix: AttentionMatrix, what: Observe, made: dict[str, Statistic]) -> Observation:
+    """What was folded in, and what is a product of A."""
     with torch.no_grad():
-        made = matrix.read_together({name: args for name, args in asked.items() if args is not None})
         mass = None if what.groups is None else matrix.mass(what.groups)
-        return Observation(lse=matrix.lse, mass=mass, **made)
+        return Observation(lse=matrix.lse.detach(), mass=mass, **matrix.finish(made))
 
 
 def check_reading(problem: Problem, name: str, *arguments: Any) -> None:
@@ -101,7 +113,11 @@ def check_reading(problem: Problem, name: str, *arguments: Any) -> None:
                 "ask for at most as many as there are keys"
             )
     elif name == "received":
-        (reduce,) = arguments
+        reduce, last = arguments
+        if last is not None and (not is_whole(last) or last < 1):
+            raise OptionError(
+                f"A.received: last is {last!r} but must be a whole number >= 1, or None for all queries"
+            )
         if reduce not in ("sum", "mean"):
             raise OptionError(f'A.received: reduce is {reduce!r} but must be "sum" or "mean"')
     elif name == "pool":

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 import torch
 from torch import Tensor
 
-from . import autograd, backends, functions, indexing, library, observe, portable
+from . import autograd, backends, functions, indexing, library, portable
 from .cpu import again
 from .dropout import draw
 from .errors import KizukiTypeError, OptionError, SizeError
 from .mask import Mask, functions_of
 from .mass import mass
-from .observation import DENSE_LIMIT, Observation, Observe, check_reading
-from .observation import observe as observe_all
+from .observation import DENSE_LIMIT, Observation, Observe, asked, check_reading, collect
 from .problem import Problem, build, check_value, widened
 from .products import Linear, MeanHeads, Product, Transposed
+from .statistics import READINGS, Frame, Statistic
 from .steps import Steps, steps
 
 if TYPE_CHECKING:
@@ -237,10 +237,19 @@ def attention(
     if observe is None:
         return cast(Tensor, mixing @ value)
     check_observe(observe, "kizuki.attention: observe")
-    output = mixing @ value
-    if mixing._lse is not None:  # dropout does not change it
-        matrix._keep(mixing._lse)
-    return output, matrix.observe(observe)
+    if dropping is not None or torch._C._are_functorch_transforms_active():
+        output = (
+            mixing @ value
+        )  # readings never have dropout, and a transform's numbers are not read in passing
+        if mixing._lse is not None:
+            matrix._keep(mixing._lse)
+        return output, matrix.observe(observe)
+    made = matrix.begin(asked(observe))
+    watching = AttentionMatrix(problem, backends.Watching(matrix.backend, list(made.values())))
+    output = watching @ value
+    if watching._lse is not None:
+        matrix._keep(watching._lse)
+    return output, collect(matrix, observe, made)
 
 
 def autocast(device: str) -> bool:
@@ -424,11 +433,14 @@ class AttentionMatrix(Linear):
 
     def _flat_lse(self) -> Tensor:
         # Kept between readings, unless a tensor it was computed from has been written to since.
-        stamp = self._versions()
-        if self._lse is None or stamp is None or self._stamp != stamp:
+        if not self._fresh():
             with torch.no_grad():
                 self._keep(self.backend.lse(self.problem))
         return cast(Tensor, self._lse)
+
+    def _fresh(self) -> bool:
+        stamp = self._versions()
+        return self._lse is not None and stamp is not None and self._stamp == stamp
 
     def _torch_lse(self) -> Tensor:
         # Scores computed again in torch are rounded otherwise than a kernel's; a weight is accurate only
@@ -486,9 +498,12 @@ class AttentionMatrix(Linear):
         """The largest score of each head, in logits, `[..., heads]`; −inf for a head that sees nothing."""
         return cast(Tensor, self._read("max_score"))
 
-    def received(self, reduce: str = "sum") -> Tensor:
-        """Σ_i a_ij for each key, `[..., heads, keys]`; "mean" divides by the number of queries that see the key."""
-        return cast(Tensor, self._read("received", reduce))
+    def received(self, reduce: str = "sum", last: int | None = None) -> Tensor:
+        """Σ_i a_ij for each key, `[..., heads, keys]`; "mean" divides by the number of queries that see the key.
+
+        `last`: only over the last so many queries, which costs no more than their rows (what a KV cache is pruned by).
+        """
+        return cast(Tensor, self._read("received", reduce, last))
 
     def pool(self, rows: int, cols: int, reduce: str = "mass") -> Tensor:
         """A picture of A, `[..., heads, rows, cols]`: each pixel a block of queries × keys.
@@ -516,7 +531,9 @@ class AttentionMatrix(Linear):
         ([3, 0], torch.Size([4]))
         """
         check_observe(what, "A.observe: what")
-        return observe_all(self, what)
+        made = self.begin(asked(what))
+        self.fold(made)
+        return collect(self, what, made)
 
     def mass(self, groups: Tensor, rows: Tensor | None = None) -> Tensor:
         """Σ of the weights on each group of keys, `[..., heads, queries, groups]`.
@@ -557,22 +574,26 @@ class AttentionMatrix(Linear):
         )
 
     def _read(self, name: str, *arguments: Any) -> Any:
-        return self.read_together({name: arguments})[name]
+        made = self.begin({name: arguments})
+        self.fold(made)
+        return self.finish(made)[name]
 
-    def read_together(self, asked: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-        """The readings named in `asked`, with their arguments, folded in during one pass."""
-        problem = self.problem
+    def begin(self, asked: dict[str, tuple[Any, ...]]) -> dict[str, Statistic]:
+        """The statistics of the readings named in `asked`, with their arguments, ready to be folded in."""
         for name, arguments in asked.items():
-            check_reading(problem, name, *arguments)
+            check_reading(self.problem, name, *arguments)
+        frame = Frame.of(self.problem)
+        return {name: READINGS[name](frame, *arguments) for name, arguments in asked.items()}
+
+    def fold(self, made: dict[str, Statistic]) -> None:
+        """Update the statistics with all of A, in one pass."""
         with torch.no_grad():
-            lse = self._flat_lse()
-            made = {
-                name: observe.READINGS[name](problem, lse, *arguments) for name, arguments in asked.items()
-            }
-            # Where the lse has lost digits, only the portable pass knows how to find them again.
-            fold = observe.fold if bool(portable.far(problem, lse).any()) else self.backend.fold
-            fold(problem, lse, list(made.values()))
-            return {name: _shaped(problem, name, statistic.finalize()) for name, statistic in made.items()}
+            lse = self._lse if self._fresh() else None
+            self._keep(self.backend.observe(self.problem, None, list(made.values()), lse)[1])
+
+    def finish(self, made: dict[str, Statistic]) -> dict[str, Any]:
+        """The readings of folded statistics, in the shapes the user sees."""
+        return {name: _shaped(self.problem, name, statistic.finalize()) for name, statistic in made.items()}
 
 
 def _shaped(problem: Problem, name: str, result: Any) -> Any:

@@ -10,7 +10,7 @@ of threads, or the same row in another batch, may round differently, because tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -21,6 +21,7 @@ from torch import Tensor
 from . import functions
 from .dropout import dropped
 from .problem import Problem, in_dtype
+from .statistics import Statistic
 
 TILE = 1 << 19  # scores held at once, over batch and heads: 2 MB in float32, with as much again for each step
 NEG_INF = float("-inf")
@@ -276,6 +277,16 @@ def split(problem: Problem, lse: Tensor) -> Tensor:
 
 
 @exact
+def fold(problem: Problem, lse: Tensor, statistics: Sequence[Statistic]) -> None:
+    """One pass over the tiles of A, updating every statistic. Time one Q Kᵀ; extra memory one tile."""
+    norm = split(problem, lse)
+    for block in tiles(problem):
+        weights = block.weights(norm)
+        for statistic in statistics:
+            statistic.update(block, weights)
+
+
+@exact
 def dense(problem: Problem, lse: Tensor) -> Tensor:
     """All of A, `[batch, heads, queries, keys]`."""
     norm = split(problem, lse)
@@ -391,8 +402,8 @@ def fold_heads(tensor: Tensor, heads: int) -> Tensor:
 
 
 @exact
-def row_weights(problem: Problem, b: int, h: int, i: Tensor) -> Tensor:
-    """Whole rows of A: the weights of queries `i` of one head, `[len(i), keys]`, each normalised by itself."""
+def row_scores(problem: Problem, b: int, h: int, i: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole rows: scores of queries `i` of one head, −inf where absent; which keys they see; `[len(i), keys]`."""
     dtype = problem.accumulate_dtype
     query, key = problem.flat_query(), problem.flat_key()
     keys = key[b, h // (problem.heads // key.shape[1])]
@@ -416,9 +427,15 @@ def row_weights(problem: Problem, b: int, h: int, i: Tensor) -> Tensor:
         scores = scores + in_dtype(bias, dtype)
     if problem.score is not None:
         seen = seen & (scores != NEG_INF)
-    scores = torch.where(seen, scores, NEG_INF)
+    return torch.where(seen, scores, NEG_INF), seen.expand(scores.shape)
+
+
+@exact
+def row_weights(problem: Problem, b: int, h: int, i: Tensor) -> Tensor:
+    """Whole rows of A: the weights of queries `i` of one head, `[len(i), keys]`, each normalised by itself."""
+    scores, seen = row_scores(problem, b, h, i)
     peak = scores.amax(-1, keepdim=True) if problem.keys else scores.new_full((i.numel(), 1), NEG_INF)
-    sink = None if problem.sinks is None else in_dtype(problem.sinks[h], dtype)
+    sink = None if problem.sinks is None else in_dtype(problem.sinks[h], problem.accumulate_dtype)
     if sink is not None:
         peak = torch.maximum(peak, sink)
     peak = peak.masked_fill(peak == NEG_INF, 0.0)
@@ -434,7 +451,9 @@ __all__ = [
     "Tile",
     "backward",
     "dense",
+    "fold",
     "forward",
+    "row_scores",
     "row_weights",
     "score_tile",
     "tiles",

@@ -5,6 +5,7 @@ It builds A, which is what everything else here avoids; it is for small sizes an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from .dropout import dropped
 from .functions import places
+from .portable import Tile
 from .problem import Problem
+from .statistics import Statistic
 
 Array = npt.NDArray[np.float64]
 
@@ -27,6 +30,7 @@ class Reference:
     weights: Array
     lse: Array
     output: Array | None
+    visible: npt.NDArray[np.bool_]
 
 
 def _numpy(tensor: Tensor) -> Array:
@@ -82,7 +86,17 @@ def evaluate(problem: Problem, value: Tensor | None = None) -> Reference:
             ones = torch.ones(shape, dtype=torch.float64, device=problem.device)
             stay = dropped(problem, ones, slice(0, problem.queries), slice(0, problem.keys))
             output = _mix(weights * _numpy(stay), visible, value, problem)
-    return Reference(scores, weights, lse, output)
+    return Reference(scores, weights, lse, output, visible)
+
+
+def read(problem: Problem, statistics: Sequence[Statistic]) -> None:
+    """Update statistics made for a float64 frame (`Frame.of(problem, torch.float64)`) with all of A as one tile."""
+    truth = evaluate(problem)
+    scores, weights, visible = (torch.from_numpy(a) for a in (truth.scores, truth.weights, truth.visible))
+    if scores.numel():
+        tile = Tile(slice(0, problem.queries), slice(0, problem.keys), scores, visible, None)
+        for statistic in statistics:
+            statistic.update(tile, weights)
 
 
 def _mix(weights: Array, visible: npt.NDArray[np.bool_], value: Tensor, problem: Problem) -> Array:

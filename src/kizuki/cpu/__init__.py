@@ -4,7 +4,8 @@ target.py   which processor, which tile shapes    sizes.py     memory a kernel w
 layout.py   the argument block's slots            block.py     the argument block of a call
 call.py     from a Problem to an argument block   equip.py     its rarer slots: functions, dropout
 launch.py   threads                               cache.py     object code on disk      warmup.py  all of it now
-gradients.py, readings.py, paged.py               results to who asked; keys and values in pages
+watch.py     readings in the forward pass           readings.py  and to the statistics that asked
+gradients.py results to who asked                   paged.py     keys and values in pages
 custom.py   functions of the user's, compiled     torchlike.py their words
 kernels/    what Numba compiles, imported only where the cache has no object code yet
 """
@@ -17,8 +18,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .. import backends, functions, observe, portable
+from .. import backends, functions, portable
 from ..problem import Problem
+from ..statistics import Statistic
 
 
 class Cpu:
@@ -69,10 +71,17 @@ class Cpu:
     def lse(self, problem: Problem) -> Tensor:
         return self.forward(problem, problem.key.new_zeros(problem.keys, 0))[1]
 
-    def fold(self, problem: Problem, lse: Tensor, statistics: Sequence[observe.Statistic]) -> None:
+    def observe(
+        self,
+        problem: Problem,
+        value: Tensor | None,
+        statistics: Sequence[Statistic],
+        lse: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         from . import readings
 
-        readings.fold(_plain(problem), lse, statistics)
+        given = problem.key.new_zeros(problem.keys, 0) if value is None else value.resolve_neg()
+        return readings.observe(_plain(problem), given, problem.dtype, statistics)
 
 
 def _plain(problem: Problem) -> Problem:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,8 +13,9 @@ from ..mask import Dense, split
 from ..problem import Problem, in_dtype
 from . import again, equip, launch
 from .block import KINDS, Block, pair_planes, planes, rows_of, shifted, sources
-from .sizes import decode_scratch, forward_scratch, partial_bytes, read_scratch, step_of
+from .sizes import decode_scratch, forward_scratch, partial_bytes, step_of
 from .target import SPLIT, Target
+from .watch import Watch
 
 FEW_ROWS = 16  # query rows that share a key up to which reading it where it lies beats packing it
 CHUNK = 1 << 22  # mask or bias entries evaluated at once when a mask has no rule the kernel knows
@@ -111,70 +111,6 @@ def scratch(block: Block, threads: int, size: int) -> None:
     block.room("SCRATCH", threads * size)
 
 
-@dataclass(frozen=True)
-class Readings:
-    """What one reading pass gives, `[batch, heads, queries]`; top scores, top keys, column sums if asked."""
-
-    entropy: Tensor
-    distance: Tensor
-    peak: Tensor
-    top_score: Tensor
-    best_scores: Tensor  # [batch, heads, queries, k], −inf where there is none
-    best_keys: Tensor  # int64, −1 where there is none
-    received: Tensor  # [batch, heads, keys], 0 keys wide if not asked for
-
-
-GROUPS = (
-    16  # of query blocks: each sums its own columns, so that the order of the sum never depends on threads
-)
-
-
-def read(problem: Problem, lse: Tensor, k: int = 0, received: bool = False) -> Readings:
-    """One pass over the scores given the lse: entropy, distance, largest weight and score, top k, received."""
-    dtype = problem.accumulate_dtype
-    nothing = problem.key.new_zeros(problem.keys, 0)
-    target = launch.target(dtype)
-    block, sizes = describe(problem, nothing, target)
-    threads, own_lse = launch.threads(), lse.contiguous()
-    pack(block, target, sizes, problem.head_dim, threads)
-    count, queries, size = problem.batch * problem.heads, problem.queries, target.size
-    shape = (problem.batch, problem.heads, queries)
-    stats = torch.zeros(*shape, 4, dtype=dtype)
-    stats[..., 3] = -math.inf
-    best = torch.full((*shape, k), -math.inf, dtype=dtype)
-    keys = torch.full((*shape, k), -1, dtype=torch.int64)
-    groups = max(1, min(GROUPS, -(-queries // target.block_q)))
-    line = sizes.blocks * target.block_k
-    sums = torch.zeros(count, groups, line if received else 0, dtype=dtype)
-    block.alive["readings"] = (stats, best, keys, sums)
-    block["TOP_COUNT"], block["GROUPS"] = k, groups
-    block["RECEIVED"] = sums.data_ptr() if received else 0
-    scratch(block, threads, read_scratch(target, problem.head_dim))
-    rank = np.arange(count, dtype=np.int64) * queries
-    for start, stop in chunks(problem):
-        point(block, problem, start, stop)
-        block.table("LSE_TABLE", rows_of(own_lse, count, queries * 8, start * 8))
-        # A query's own position is counted from the right end when there are fewer queries than keys.
-        block["ROW_OFFSET"] = start + max(0, problem.keys - queries)
-        block.table("STATS_TABLE", stats.data_ptr() + (rank + start) * 4 * size)
-        block.table("TOP_SCORES_TABLE", best.data_ptr() + (rank + start) * k * size)
-        block.table("TOP_KEYS_TABLE", keys.data_ptr() + (rank + start) * k * 8)
-        block.run("read", target, count * groups, threads)
-    block.release()
-    equip.check(block)
-    entropy, distance, peak, top_score = stats.unbind(-1)
-    wide = problem.keys if received else 0
-    return Readings(
-        entropy,
-        distance,
-        peak,
-        top_score,
-        best_scores=best,
-        best_keys=keys,
-        received=sums.sum(1)[:, :wide].reshape(*shape[:2], wide),
-    )
-
-
 def chunks(problem: Problem) -> Iterator[tuple[int, int]]:
     """Ranges of queries for which the kernel can be aimed at once.
 
@@ -199,11 +135,13 @@ def forward(
     value: Tensor,
     out_dtype: torch.dtype,
     place: Callable[[Block, Sizes, bool], Sizes] | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`(A @ value, lse)`: `[batch, heads, queries, value_dim]` in `out_dtype`, float64 `[batch, heads, queries]`.
 
     The lse is not computed where the problem is of a `kind`: nobody asks for it, and its logarithms take time.
     `place` writes down where keys and values are when it is not where `problem.key` and `value` say (paged.py).
+    `watch` holds the readings to fold in, and then what they are.
     """
     planes_, queries, threads = problem.batch * problem.heads, problem.queries, launch.threads()
     output = torch.empty(problem.batch, problem.heads, queries, value.shape[-1], dtype=out_dtype)
@@ -215,7 +153,7 @@ def forward(
     target = mixing_target(problem, value)
     block, sizes = describe(problem, value, target)
     block["OUT_KIND"] = KINDS[out_dtype]
-    few = shared_rows(problem, value)
+    few = shared_rows(problem, value) if watch is None else 0
     if place is not None:
         sizes = place(block, sizes, few == 0)
     if few:
@@ -226,22 +164,30 @@ def forward(
         block.table("FINISHED", [0] * units)
         scratch(block, threads, decode_scratch(target, problem.head_dim, value.shape[-1], few))
         # A mask or bias that must be evaluated is so for all of the few queries at once: their keys are O(n).
-        steps, kernel, tasks = [(0, queries)], "decode", units * splits
+        steps, kernel, tasks, fused = [(0, queries)], "decode", units * splits, False
     else:
         # Where nobody else reads a plane's keys, its one task packs them itself: they never leave its cache.
         own = sizes.key_planes == sizes.value_planes == planes_ and place is None
         enough = queries <= target.block_q or (queries <= 2 * target.block_q and planes_ >= 4 * threads)
-        fused = own and sizes.blocks == 1 and enough
+        fused = own and sizes.blocks == 1 and enough and watch is None
         pack(block, target, sizes, problem.head_dim, threads, fused)
-        scratch(block, threads, forward_scratch(target, problem.head_dim, sizes.value_panels))
+        size = forward_scratch(target, problem.head_dim, sizes.value_panels)
         steps, kernel, tasks = list(chunks(problem)), "forward", planes_ if fused else 0
+        if watch is not None:
+            more, steps = watch.begin(block, target, sizes.blocks, size, steps)
+            size, kernel = size + more, "observe"
+        scratch(block, threads, size)
     size = output.shape[-1] * output.element_size()
     for start, stop in steps:
         point(block, problem, start, stop)
         block.table("OUTPUT_TABLE", rows_of(output, planes_, queries * size, start * size))
         if problem.kind is None:
             block.table("LSE_TABLE", rows_of(lse, planes_, queries * 8, start * 8))
-        block.run(kernel, target, tasks or planes_ * -(-(stop - start) // target.block_q), threads)
+        lots = 1 if fused else -(-(stop - start) // target.block_q)
+        if watch is not None:
+            lots = watch.point(block, start, stop)
+        block["GROUPS"] = lots
+        block.run(kernel, target, tasks or planes_ * lots, threads)
     block.release()
     equip.check(block)
     if problem.kind is not None:

@@ -19,8 +19,13 @@ import torch
 from . import cache
 from .target import Target, select
 
-KERNELS = ("pack", "forward", "read", "decode", "prepare", "backward")
-PAIRED = ("pack", "forward", "decode")  # those that bfloat16 has of its own where it is taken in pairs
+KERNELS = ("pack", "forward", "observe", "decode", "prepare", "backward")
+PAIRED = (
+    "pack",
+    "forward",
+    "observe",
+    "decode",
+)  # those that bfloat16 has of its own where it is taken in pairs
 
 _forked = False
 _lock = threading.Lock()

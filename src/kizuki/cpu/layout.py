@@ -106,14 +106,25 @@ NAMES: Final = (
     # results, one contiguous block a plane: the output in the operands' type, and float64 for the lse
     "OUTPUT_TABLE",
     "LSE_TABLE",
-    # readings, given the lse: four floats a row; the k best of a row; column sums of each group of query blocks
-    "ROW_OFFSET",
-    "STATS_TABLE",
-    "TOP_COUNT",
+    # which query blocks a task takes: every GROUPS-th of a plane
+    "GROUPS",
+    # readings folded into the forward pass: queries a block; where their working memory begins in the scratch
+    "STEP",
+    "WATCH_AT",
+    "ROW_OFFSET",  # a query's own position less its number
+    "STATS_TABLE",  # four float64 a row
+    "TOP_COUNT",  # the k best scores of a row and their keys
     "TOP_SCORES_TABLE",
     "TOP_KEYS_TABLE",
-    "RECEIVED",
-    "GROUPS",
+    "COLUMNS",  # 1 = anything is summed over queries
+    "RECEIVED",  # column sums of each plane and group; 0 = not asked for
+    "POOL",  # float64 lines of pixels, POOL_LINES a plane: line = pixel row + number of the query block + POOL_SHIFT
+    "POOL_KIND",  # 0 = none, 1 = sums, 2 = largest weights
+    "POOL_ROWS",
+    "POOL_COLS",
+    "POOL_LINES",
+    "POOL_SHIFT",
+    "ALL_QUERIES",
 )
 
 SLOT: Final = {name: 8 * place for place, name in enumerate(NAMES)}

@@ -26,10 +26,13 @@ def forward_scratch(t: Target, head_dim: int, value_panels: int) -> int:
     return _whole_lines(numbers * t.size + spans + t.block_q * t.block_k)
 
 
-def read_scratch(t: Target, head_dim: int) -> int:
-    """Scratch of one thread of the reading kernel: packed queries, scores, four vectors of statistics a row, spans."""
-    floats = t.block_q * (head_dim + t.block_k + 4 * t.lanes)
-    return _whole_lines(floats * t.size + t.block_q // t.mr * SPAN_BYTES)
+def watch_scratch(t: Target, blocks: int, step: int) -> int:
+    """What observing adds to the scratch of a thread: two vectors and six numbers a row, a line of a grid.
+
+    With sums over columns also the running maximum and the weights of each of `step` rows for each key block.
+    """
+    numbers = t.block_q * (2 * t.lanes + 6) + t.block_k + t.lanes + blocks * step * (1 + t.block_k)
+    return _whole_lines(numbers * t.size)
 
 
 def key_rows(t: Target) -> int:

@@ -5,7 +5,8 @@ rows.py     the emitted bodies of a row of scores     pack.py     operands into 
 scores.py   masked scores of a block                  softmax.py  the end of a row: joining splits, dividing
 forward.py  the online softmax                        decode.py   the same for few queries, nothing packed
 backward.py gradients given the lse                   prepare.py  operands packed for them
-read.py     statistics given the lse                  few.py      the products of decode.py
+watch.py    readings folded into the forward pass     views.py    its bodies
+few.py      the products of decode.py
 
 A kernel is `void kernel(int64 args)`, args the address of the argument block (`layout.py`). It raises nothing,
 allocates nothing and calls nothing but libm, so its object code needs neither Numba nor Python to run.
@@ -24,12 +25,12 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
 from ..target import Target
-from . import backward, decode, forward, pack, prepare, read
+from . import backward, decode, forward, pack, prepare
 
 BUILDERS: dict[str, Callable[[Target], Any]] = {
     "pack": pack.build,
     "forward": forward.build,
-    "read": read.build,
+    "observe": forward.build_observed,
     "decode": decode.build,
     "prepare": prepare.build,
     "backward": backward.build,

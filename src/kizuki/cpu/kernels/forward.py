@@ -1,10 +1,14 @@
-"""The forward kernel: online softmax over key blocks, one query block a task.
+"""The forward kernel: online softmax over key blocks, one query block a task; and the same, observed.
 
 For a block of queries: scores of a key block into scratch (scores.py), one softmax step a row
 (running_max, running_sum), then the weights times the values into the accumulator.
 A row's arithmetic depends on its own data, on the key blocks, which start at multiples of block_k, and
 on the splits, which start at multiples of `SPLIT` blocks: the same bits come out alone or in a batch, on
 one thread or many.
+
+`observe` is this kernel with the readings of `watch.py` folded in. A task is then every `GROUPS`-th query block of a
+plane, whose columns are summed by one thread in one order. What it does to the output is the same code, so the bits
+are the same.
 """
 
 from __future__ import annotations
@@ -20,8 +24,18 @@ from ..target import SPLIT, Target
 from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
+from . import watch as watching
 from .pack import panels as panels_of
-from .simd import access, load_i64, load_u8, piece, prefetch, steps_for, store_u8, take_ticket
+from .simd import (
+    access,
+    load_i64,
+    load_u8,
+    piece,
+    prefetch,
+    steps_for,
+    store_u8,
+    take_ticket,
+)
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]
@@ -35,12 +49,24 @@ KIND, VALUE_KIND = S["KIND"], S["VALUE_KIND"]
 KEY_TABLE, KEY_SOURCE, KEY_ROW, KEY_COL = S["KEY_TABLE"], S["KEY_SOURCE"], S["KEY_ROW"], S["KEY_COL"]
 KEY_PACKED, VALUE_SOURCE = S["KEY_PACKED"], S["VALUE_SOURCE"]
 VALUE_ROW, VALUE_COL = S["VALUE_ROW"], S["VALUE_COL"]
+GROUPS, STEP, WATCH_AT, COLUMNS = S["GROUPS"], S["STEP"], S["WATCH_AT"], S["COLUMNS"]
+ROW_OFFSET, STATS_TABLE = S["ROW_OFFSET"], S["STATS_TABLE"]
+TOP_COUNT, TOP_SCORES_TABLE, TOP_KEYS_TABLE = S["TOP_COUNT"], S["TOP_SCORES_TABLE"], S["TOP_KEYS_TABLE"]
 
 
-def build(t: Target) -> Any:
-    """The forward kernel for a target."""
+def build_observed(t: Target) -> Any:
+    """The forward kernel with readings folded in, for a target."""
+    return build(t, True)
+
+
+def build(t: Target, watch: bool = False) -> Any:
+    """The forward kernel for a target; `watch`: with readings folded in."""
     products, rows = tile.emit(t), row_bodies.emit(t)
     pieces, ends = shared.build(t, products, rows), softmax.build(t, rows)
+    seen_by = watching.build(t, rows, pieces)
+    keep_best, watch_row, shift_moment = seen_by.keep_best, seen_by.watch_row, seen_by.shift_moment
+    join_moments, conclude = seen_by.join_moments, seen_by.conclude
+    silence, columns = seen_by.silence, seen_by.columns
     pack_query, ranges, span, score_block = pieces.pack_query, pieces.ranges, pieces.span, pieces.score_block
     sees, join, finish, drop = pieces.sees, ends.join, ends.finish, ends.drop
     note_seen, add_odd = ends.note_seen, ends.add_odd
@@ -97,12 +123,14 @@ def build(t: Target) -> Any:
         )
         blocks, full_width = load_i64(args + KEY_BLOCKS), load_i64(args + KEY_WIDTH)
         out_size = size if load_i64(args + OUT_KIND) == 0 else 2
-        query_blocks = (queries + block_q - 1) // block_q
+        step = load_i64(args + STEP) if watch else block_q  # queries a block
+        query_blocks = (queries + step - 1) // step
         panel_bytes = block_q * nr * size
 
         slot = take_ticket(args + NEXT_SLOT)
         packed = load_i64(args + SCRATCH) + slot * load_i64(args + SCRATCH_BYTES)
-        grid = packed + block_q * dim * size  # scores, then weights
+        first_grid = packed + block_q * dim * size
+        grid = first_grid  # scores, then weights
         sums = grid + block_q * block_k * size  # the accumulator of a split
         joined = sums + panels * panel_bytes  # of the splits before it
         totals = joined + panels * panel_bytes  # running_sum, one vector a row, folded at the end of a split
@@ -114,19 +142,37 @@ def build(t: Target) -> Any:
         # one byte a score, only for key blocks with NaN or infinite values
         seen = spans + block_q // mr * SPAN_BYTES
 
-        last_packed, task, stop_task = -1, 0, 0
-        each = query_blocks if fused else 1  # query blocks a ticket: a plane's keys are packed by one thread
+        kept, top_count = False, 0
+        if watch:
+            # Of each row: a vector of its moment and of its reach; (moment, reach) joined and of the last split;
+            # 1 / normaliser; a factor. Then a line of a grid, the running maxima and the weights of each key block.
+            views = packed + load_i64(args + WATCH_AT)
+            reaches = views + block_q * lanes * size
+            folded = reaches + block_q * lanes * size
+            inverses = folded + 4 * block_q * size
+            factors = inverses + block_q * size
+            line = factors + block_q * size
+            marks = line + block_k * size
+            strip = marks + blocks * step * size
+            kept, strip_bytes = load_i64(args + COLUMNS) != 0, step * block_k * size
+            top_count, offset = load_i64(args + TOP_COUNT), load_i64(args + ROW_OFFSET)
+
+        last_packed, plane, group, turn = -1, 0, 0, query_blocks
+        lots = load_i64(args + GROUPS)  # tasks a plane; one where its keys are packed by one thread
         while True:
-            if task == stop_task:
-                task = take_ticket(args + NEXT_TASK) * each
-                stop_task = task + each
-                if task >= tasks * each:
+            if turn >= query_blocks:
+                task = take_ticket(args + NEXT_TASK)
+                if task >= tasks:
                     break
-            plane = task // query_blocks
+                plane, group = task // lots, task % lots
+                turn = group
+                if turn >= query_blocks:
+                    continue  # this launch has fewer query blocks than there are groups
             # The last queries see the most keys under a causal mask: they go first.
-            start = (query_blocks - 1 - task % query_blocks) * block_q
-            task += 1
-            rows = min(block_q, queries - start)
+            query_block = query_blocks - 1 - turn
+            start = query_block * step
+            turn += lots
+            rows = min(step, queries - start)
             row_panels = (rows + mr - 1) // mr
             padded = row_panels * mr
             low, high = ranges(args, plane, start, rows, spans)
@@ -141,6 +187,13 @@ def build(t: Target) -> Any:
                     last_packed = plane
                 key_plane, value_plane = slot, slot
             block, splits = low // block_k, 0
+            if watch:
+                best, best_keys, grid, mark = 0, 0, first_grid, marks
+                if kept:
+                    grid = strip
+                if top_count > 0:
+                    best = load_i64(load_i64(args + TOP_SCORES_TABLE) + 8 * plane) + start * top_count * size
+                    best_keys = load_i64(load_i64(args + TOP_KEYS_TABLE) + 8 * plane) + start * top_count * 8
             while True:  # once a split; once also where no key is seen
                 soon = plane + load_i64(args + NEXT_SLOT)  # the plane this thread is likely to have next
                 asks = fused and soon < load_i64(args + PLANES)
@@ -161,6 +214,9 @@ def build(t: Target) -> Any:
                     store(tops + r * size, neg_inf)
                     for c in range(lanes):
                         store(totals + (r * lanes + c) * size, zero)
+                        if watch:
+                            store(views + (r * lanes + c) * size, zero)
+                            store(reaches + (r * lanes + c) * size, zero)
                     for p in range(panels):
                         for c in range(nr):
                             store(sums + p * panel_bytes + (r * nr + c) * size, zero)
@@ -182,9 +238,20 @@ def build(t: Target) -> Any:
                                 ask(soon_value, value_bytes, start + r, queries)
                             if odd:
                                 note_seen(row, seen + r * block_k, first, stop)
+                            if watch and kept:
+                                store(mark + r * size, neg_inf)
                             if stop == 0:
                                 continue
                             row += left * size
+                            if watch and top_count > 0:
+                                keep_best(
+                                    row,
+                                    width,
+                                    key + left,
+                                    best + r * top_count * size,
+                                    best_keys + r * top_count * 8,
+                                    top_count,
+                                )
                             old = load(tops + r * size)
                             new = row_max(row, width, old)
                             if new != old:
@@ -193,8 +260,18 @@ def build(t: Target) -> Any:
                                     decay = exp_one(old - new)
                                     if panels > 0:
                                         scale_row(sums + r * nr * size, panels, panel_bytes, decay)
+                                    if watch:
+                                        here = r * lanes * size
+                                        shift_moment(views + here, totals + here, old - new, decay)
+                                        scale_vector(reaches + here, decay)
                                     scale_vector(totals + r * lanes * size, decay)
-                            raise_row(row, width, new, totals + r * lanes * size)
+                            if watch:
+                                here, own = r * lanes * size, real(offset + start + r - key - left)
+                                watch_row(row, width, new, totals + here, views + here, reaches + here, own)
+                                if kept:
+                                    store(mark + r * size, new)
+                            else:
+                                raise_row(row, width, new, totals + r * lanes * size)
                             drop(args, plane, start + r, key + left, width, row)
                     if odd:
                         add_odd(args, plane, key, grid, seen, sums, rows)
@@ -222,11 +299,21 @@ def build(t: Target) -> Any:
                                     sums + v * panel_bytes + p * mr * nr * size,
                                 )
                     block += 1
+                    if watch and kept:
+                        grid, mark = grid + strip_bytes, mark + step * size
                 more = states + 2 * block_q * size
                 for r in range(rows):
                     at = states if splits == 0 else more
                     store(at + 2 * r * size, load(tops + r * size))
                     store(at + (2 * r + 1) * size, fold_total(totals + r * lanes * size))
+                    if watch:
+                        there = folded + 2 * (r if splits == 0 else block_q + r) * size
+                        store(there, fold_total(views + r * lanes * size))
+                        store(there + size, fold_total(reaches + r * lanes * size))
+                        if splits > 0:
+                            join_moments(
+                                states + 2 * r * size, more + 2 * r * size, folded + 2 * r * size, there
+                            )
                     if splits > 0:
                         here, there = joined + r * nr * size, sums + r * nr * size
                         join(states + 2 * r * size, more + 2 * r * size, here, there, panels, panel_bytes)
@@ -241,8 +328,37 @@ def build(t: Target) -> Any:
             lse, lse_step = (load_i64(lses + 8 * plane) + start * 8, 8) if lses != 0 else (0, 0)
             for r in range(rows):
                 top, total = load(states + 2 * r * size), load(states + (2 * r + 1) * size)
-                empty = top == neg_inf and total == zero and not sees(args, plane, start + r, grid)
+                empty = top == neg_inf and total == zero and not sees(args, plane, start + r, first_grid)
                 here, out = joined + r * nr * size, output + r * value_dim * out_size
                 finish(args, plane, top, total, empty, here, panel_bytes, out, lse + r * lse_step)
+                if watch:
+                    stats = load_i64(load_i64(args + STATS_TABLE) + 8 * plane) + (start + r) * 32
+                    sums_of = folded + 2 * r * size
+                    inverse = conclude(args, plane, top, total, empty, sums_of, stats)
+                    if kept and inverse != inverse:
+                        silence(strip, strip_bytes, (high + block_k - 1) // block_k - low // block_k, r)
+                        inverse = zero
+                    store(inverses + r * size, inverse)
+                    store(tops + r * size, top)
+            if watch and kept:
+                columns(
+                    args,
+                    plane,
+                    group,
+                    query_block,
+                    start,
+                    rows,
+                    low,
+                    high,
+                    spans,
+                    strip,
+                    strip_bytes,
+                    marks,
+                    step,
+                    tops,
+                    inverses,
+                    factors,
+                    line,
+                )
 
     return forward

@@ -31,10 +31,6 @@ class Rows(NamedTuple):
     cap_row: Any
     drop_row: Any
     merge_row: Any
-    any_above: Any
-    read_row: Any
-    fold_largest: Any
-    add_columns: Any
     narrow_row: Any
 
 
@@ -353,91 +349,6 @@ def emit(t: Target) -> Rows:
         return types.void(*[types.int64] * 4, number, number), codegen
 
     @intrinsic
-    def any_above(typingctx: Any, row: Any, threshold: Any) -> Any:
-        """Whether one of the next 4 vectors of a row is above `threshold`."""
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t)
-            b, pointer = builder, e.pointer(args[0])
-            bar = e.splat(args[1])
-            found = [b.fcmp_ordered(">", e.load(pointer, n * t.lanes), bar) for n in range(4)]
-            some = b.or_(b.or_(found[0], found[1]), b.or_(found[2], found[3]))
-            bits = ir.IntType(t.lanes)
-            return b.zext(b.icmp_unsigned("!=", b.bitcast(some, bits), ir.Constant(bits, 0)), I64)
-
-        return types.int64(types.int64, number), codegen
-
-    @intrinsic
-    def read_row(typingctx: Any, row: Any, width: Any, lse: Any, rest: Any, own: Any, stats: Any) -> Any:
-        """row ← exp((row − lse) − rest) in place; and into the four vectors at `stats`, lane by lane:
-
-        Σ −a·ln a, Σ a·|own − j| with j counted from this block's first key, the largest a, the largest score.
-        """
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t)
-            b, pointer, stats = builder, e.pointer(args[0]), e.pointer(args[5])
-            none = b.fcmp_ordered("==", args[2], ir.Constant(e.scalar, NEG_INF))
-            shift = e.splat(b.select(none, ir.Constant(e.scalar, 0.0), args[2]))
-            lanes = ir.Constant(e.vec, [float(c) for c in range(t.lanes)])
-            rest = e.splat(args[3])
-            ahead = b.fsub(e.splat(args[4]), lanes)
-
-            def body(i: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
-                here = e.at(pointer, i)
-                entropy, distance, peak, top, ahead = acc
-                for n in range(4):
-                    s = e.load(here, n * t.lanes)
-                    x = b.fsub(b.fsub(s, shift), rest)
-                    y = e.exp(x)
-                    e.store(y, here, n * t.lanes)
-                    # A weight of 0 has no surprise: 0 · −∞ would be NaN.
-                    surprise = b.select(
-                        b.fcmp_ordered("<", x, e.const(e.real.lowest)), e.const(0.0), b.fneg(x)
-                    )
-                    entropy = e.fma(y, surprise, entropy)
-                    distance = e.fma(y, e.call("fabs", ahead), distance)
-                    peak, top = e.larger(peak, y), e.larger(top, s)
-                    ahead = b.fsub(ahead, e.const(float(t.lanes)))
-                return [entropy, distance, peak, top, ahead]
-
-            start = [e.load(stats, n * t.lanes) for n in range(4)]
-            done = e.loop(args[1], 4 * t.lanes, [*start, ahead], body)
-            for n in range(4):
-                e.store(done[n], stats, n * t.lanes)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, *[number] * 3, types.int64), codegen
-
-    @intrinsic
-    def fold_largest(typingctx: Any, place: Any) -> Any:
-        """The largest lane of one vector in memory."""
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t)
-            return e.fold(e.load(e.pointer(args[0])), e.larger)
-
-        return number(types.int64), codegen
-
-    @intrinsic
-    def add_columns(typingctx: Any, grid: Any, rows: Any, out: Any) -> Any:
-        """out[4 vectors] += the sum of `rows` rows of the grid, block_k floats apart."""
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t)
-            grid, out = e.pointer(args[0]), e.pointer(args[2])
-
-            def body(r: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
-                here = e.at(grid, builder.mul(r, ir.Constant(I64, t.block_k)))
-                return [builder.fadd(a, e.load(here, n * t.lanes)) for n, a in enumerate(acc)]
-
-            for n, total in enumerate(e.loop(args[1], 1, [e.const(0.0)] * 4, body)):
-                e.store(builder.fadd(e.load(out, n * t.lanes), total), out, n * t.lanes)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64), codegen
-
-    @intrinsic
     def narrow_row(typingctx: Any, row: Any, left: Any, width: Any) -> Any:
         """Columns left … left + width of a row rounded to bfloat16, in place: column c becomes the c-th of the row.
 
@@ -478,9 +389,5 @@ def emit(t: Target) -> Rows:
         cap_row,
         drop_row,
         merge_row,
-        any_above,
-        read_row,
-        fold_largest,
-        add_columns,
         narrow_row,
     )

@@ -170,7 +170,7 @@ def emit(t: Target) -> Views:
 
     @intrinsic
     def factor_rows(typingctx: Any, marks: Any, tops: Any, inverses: Any, out: Any, count: Any) -> Any:
-        """out ← exp(marks − tops) · inverses, 0 where a mark is −inf: what makes weights of e^(score − mark).
+        """out ← exp(marks − tops) · inverses, 0 where a mark is −inf or an inverse 0: weights of e^(score − mark).
 
         `count` numbers, rounded up to whole vectors.
         """
@@ -181,9 +181,11 @@ def emit(t: Target) -> Views:
             marks, tops, inverses, out = (e.pointer(a) for a in args[:4])
 
             def body(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
-                mark = e.load(marks, i)
-                share = b.fmul(e.exp(b.fsub(mark, e.load(tops, i))), e.load(inverses, i))
-                none = b.fcmp_ordered("==", mark, e.const(NEG_INF))
+                mark, inverse = e.load(marks, i), e.load(inverses, i)
+                share = b.fmul(e.exp(b.fsub(mark, e.load(tops, i))), inverse)
+                none = b.or_(
+                    b.fcmp_ordered("==", mark, e.const(NEG_INF)), b.fcmp_ordered("==", inverse, e.const(0.0))
+                )
                 e.store(b.select(none, e.const(0.0), share), out, i)
                 return []
 

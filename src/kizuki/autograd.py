@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import functions
+from . import functions, portable
 from .backends import Backend
 from .differentiable import Program, Recipe, apply, evaluate, formula, one_by_one, pullback, pushforward
 from .errors import OptionError
 from .problem import Problem
 from .rules import encode, for_copies, in_front, leaves, replace_tensors, spread
 
+TINY = 2.0**-60  # a scale by which a gradient is not divided
 INPUTS = 6  # query, key, value, bias, sinks, scale
 Needs = tuple[bool, ...]  # which of them a gradient is asked for
 
@@ -220,26 +221,36 @@ def gradients(
     The scale s multiplies q·k, so that Σ q∘dq = s·Σ dS∘(QKᵀ) = s·ds: its gradient is Σ q∘dq / s, O(n). Where
     s is 0, or dq too small to be divided by it, it is taken from the plain formula block by block.
     """
-    tiny = abs(problem.scale) < 2.0**-60
+    tiny = abs(problem.scale) < TINY
     asked = (needs[0] or (needs[5] and not tiny), needs[1], needs[2], needs[3], needs[4])
     sums = backend.backward(problem, value, output, lse, grad, asked)
-    query, key, bias, sinks = problem.query, problem.key, problem.bias, problem.sinks
     slope = None
     if needs[5] and scale is not None:
-        if tiny:
-            slope = _slope(problem, backend, value, scale, grad)
-        elif sums.query is not None:
-            change = sums.query.to(torch.float64)
-            product = problem.flat_query().to(torch.float64) * change
-            # A query nobody asked about may hold NaN; where dq is 0 it says nothing.
-            slope = (torch.where(change != 0, product, 0.0).sum() / problem.scale).to(scale.dtype)
+        slope = _slope(problem, backend, value, scale, grad) if tiny else slope_of(problem, sums, scale)
+    query, key, *others = shaped(problem, sums, needs[0])
+    return query, key, _unbroadcast(problem, sums.value, value), *others, slope
+
+
+def slope_of(problem: Problem, sums: portable.Gradients, scale: Tensor) -> Tensor | None:
+    """The gradient of the scale s from that of the query: Σ q∘dq / s."""
+    if sums.query is None:
+        return None
+    change = sums.query.to(torch.float64)
+    product = problem.flat_query().to(torch.float64) * change
+    # A query nobody asked about may hold NaN; where dq is 0 it says nothing.
+    return (torch.where(change != 0, product, 0.0).sum() / problem.scale).to(scale.dtype)
+
+
+def shaped(
+    problem: Problem, sums: portable.Gradients, query: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of query (if it was asked for), key, bias and sinks in their shapes and dtypes."""
+    bias, sinks = problem.bias, problem.sinks
     return (
-        _unbroadcast(problem, sums.query, query) if needs[0] else None,
-        _unbroadcast(problem, sums.key, key),
-        _unbroadcast(problem, sums.value, value),
+        _unbroadcast(problem, sums.query, problem.query) if query else None,
+        _unbroadcast(problem, sums.key, problem.key),
         None if sums.bias is None or bias is None else sums.bias.to(bias.dtype),
         None if sums.sinks is None or sinks is None else sums.sinks.to(sinks.dtype),
-        slope,
     )
 
 

@@ -45,9 +45,19 @@ class Backend(Protocol):
         """`(A @ value, lse)`, the lse in float64 (contract 13 rounds it when it is shown)."""
 
     def backward(
-        self, problem: Problem, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor, needs: Needs
+        self,
+        problem: Problem,
+        value: Tensor,
+        output: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        needs: Needs,
+        own: portable.Own | None = None,
     ) -> portable.Gradients:
-        """Gradients of `forward`'s output, given what it returned; `needs` as in `portable.backward`."""
+        """Gradients of `forward`'s output, given what it returned; `needs` and `own` as in `portable.backward`."""
+
+    def transposed(self, problem: Problem, lse: Tensor, y: Tensor) -> Tensor:
+        """`Aᵀ y`, `[batch, heads, keys, width]`, given y `[batch, heads, queries, width]`."""
 
     def lse(self, problem: Problem) -> Tensor:
         """The log-sum-exp alone, `[batch, heads, queries]`."""
@@ -81,9 +91,19 @@ class Portable:
         return portable.forward(problem, value)
 
     def backward(
-        self, problem: Problem, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor, needs: Needs
+        self,
+        problem: Problem,
+        value: Tensor,
+        output: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        needs: Needs,
+        own: portable.Own | None = None,
     ) -> portable.Gradients:
-        return portable.backward(problem, problem.flat(value), output, lse, grad, needs)
+        return portable.backward(problem, problem.flat(value), output, lse, grad, needs, own)
+
+    def transposed(self, problem: Problem, lse: Tensor, y: Tensor) -> Tensor:
+        return portable.transposed(problem, lse, y)
 
     def lse(self, problem: Problem) -> Tensor:
         return portable.lse(problem)
@@ -124,9 +144,19 @@ class Watching:
         return self.backend.observe(problem, value, self.statistics)
 
     def backward(
-        self, problem: Problem, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor, needs: Needs
+        self,
+        problem: Problem,
+        value: Tensor,
+        output: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        needs: Needs,
+        own: portable.Own | None = None,
     ) -> portable.Gradients:
-        return self.backend.backward(problem, value, output, lse, grad, needs)
+        return self.backend.backward(problem, value, output, lse, grad, needs, own)
+
+    def transposed(self, problem: Problem, lse: Tensor, y: Tensor) -> Tensor:
+        return self.backend.transposed(problem, lse, y)
 
     def lse(self, problem: Problem) -> Tensor:
         return self.backend.lse(problem)

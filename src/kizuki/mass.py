@@ -29,14 +29,15 @@ def mass(matrix: AttentionMatrix, groups: Tensor, rows: Tensor | None) -> Tensor
             "groups from 0 without gaps, ask for fewer, or give rows="
         )
     wide = matrix._wide()
-    result = torch.zeros(*matrix.shape[:-2], lines, count, dtype=wide.dtype, device=matrix.device)
-    with torch.no_grad():
-        for start in range(0, count, TOGETHER):
-            stop = min(start + TOGETHER, count)
-            member = groups.unsqueeze(-1) == torch.arange(start, stop, device=matrix.device)
-            part = wide @ member.to(wide.dtype)
-            result[..., start:stop] = part if rows is None else _means(part, rows, lines)
-    return result
+    parts = []
+    for start in range(0, count, TOGETHER):
+        wanted = torch.arange(start, min(start + TOGETHER, count), device=matrix.device)
+        part = wide @ (groups.unsqueeze(-1) == wanted).to(wide.dtype)
+        parts.append(part if rows is None else _means(part, rows, lines))
+    if len(parts) == 1:
+        return parts[0]
+    nothing = torch.zeros(*matrix.shape[:-2], lines, 0, dtype=wide.dtype, device=matrix.device)
+    return torch.cat([nothing, *parts], -1)
 
 
 def _means(part: Tensor, rows: Tensor, count: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 import torch
 from torch import Tensor
 
-from . import autograd, backends, functions, indexing, library, portable
+from . import autograd, backends, functions, indexing, library, portable, readgrad
 from .cpu import again
 from .dropout import draw
 from .errors import KizukiTypeError, OptionError, SizeError
@@ -289,7 +289,7 @@ class AttentionMatrix(Linear):
     """A = softmax(scores): one row per query, one column per key, read without being stored.
 
     Made by `attend`. Every reading is exact and streamed: extra memory grows with queries and keys, never
-    with their product. Readings (everything but `A @ value`) carry no gradient.
+    with their product. `A @ value`, `A.T @ y`, `lse`, `entropy` and `mass` carry gradients, the others do not.
     """
 
     def __init__(self, problem: Problem, backend: backends.Backend) -> None:
@@ -468,10 +468,17 @@ class AttentionMatrix(Linear):
     def lse(self) -> Tensor:
         """L_i = ln Σ_j e^{s_ij}, natural, with scale, bias, cap and sinks in it; −inf for an empty row.
 
-        `[..., heads, queries]`, float32 (float64 for float64).
+        `[..., heads, queries]`, float32 (float64 for float64). Differentiable once.
         """
-        shape = self.problem.result_shape(self.problem.queries)
-        return self._flat_lse().to(self.problem.accumulate_dtype, copy=True).reshape(shape)
+        problem, lse = self.problem, self._flat_lse()
+        made = lse.to(problem.accumulate_dtype, copy=True)
+        return self._carry("lse", made).reshape(problem.result_shape(problem.queries))
+
+    def _carry(self, name: str, flat: Tensor) -> Tensor:
+        """A flat reading, with its gradient where one may be asked for."""
+        if not readgrad.wanted(self.problem):
+            return flat
+        return readgrad.carry(readgrad.Reading(name, self.problem, self.backend, self._flat_lse(), flat))
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The k largest weights of each row and their keys, `(weights, keys)`, each `[..., heads, queries, k]`.
@@ -487,8 +494,21 @@ class AttentionMatrix(Linear):
         return cast("tuple[Tensor, Tensor]", self._read("topk", k))
 
     def entropy(self) -> Tensor:
-        """−Σ_j a_ij ln a_ij of each row in nats, 0 … ln(visible keys), `[..., heads, queries]`; 0 for an empty row."""
-        return cast(Tensor, self._read("entropy"))
+        """−Σ_j a_ij ln a_ij of each row in nats, 0 … ln(visible keys), `[..., heads, queries]`; 0 for an empty row.
+
+        Differentiable once, to spread attention or sharpen it in training.
+
+        >>> import torch, kizuki
+        >>> q = torch.ones(2, 4, requires_grad=True)
+        >>> kizuki.attend(q, torch.eye(4)[:3]).entropy().sum().backward()
+        >>> q.grad.shape
+        torch.Size([2, 4])
+        """
+        made = cast(Tensor, self._read("entropy"))
+        if not readgrad.wanted(self.problem):
+            return made
+        flat = made.reshape(self._flat_lse().shape)
+        return self._carry("entropy", flat).reshape(made.shape)
 
     def max(self) -> Tensor:
         """The largest weight of each row, `[..., heads, queries]`; 0 for an empty row."""

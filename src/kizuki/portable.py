@@ -60,10 +60,14 @@ class Tile:
 
     def weights(self, norm: Tensor) -> Tensor:
         """exp(scores − lse), 0 where absent, given `split` of the problem's lse, `[2, batch, heads, queries]`."""
-        whole, rest = norm[:, :, :, self.rows].unsqueeze(-1)
-        weights = torch.exp((self.scores - whole) - rest)
+        weights = torch.exp(self.logs(norm))
         # In a row that is NaN the absent keys are still absent: columns must not catch its NaN there.
         return weights if self.seen is None else torch.where(self.seen, weights, 0.0)
+
+    def logs(self, norm: Tensor) -> Tensor:
+        """scores − lse, the logarithms of the weights; −inf where absent."""
+        whole, rest = norm[:, :, :, self.rows].unsqueeze(-1)
+        return (self.scores - whole) - rest
 
 
 def _blocks(problem: Problem) -> tuple[int, int]:
@@ -329,6 +333,17 @@ class Gradients:
     sinks: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Own:
+    """The gradient of a reading that is not `A @ value`, told to `backward` by its dS = P ∘ (dP − delta).
+
+    dP = dO Vᵀ, to which `tilt` adds tilt_i · ln a_ij. Both `[batch, heads, queries]`.
+    """
+
+    delta: Tensor
+    tilt: Tensor | None = None
+
+
 @exact
 def backward(
     problem: Problem,
@@ -337,18 +352,24 @@ def backward(
     lse: Tensor,
     grad: Tensor,
     needs: tuple[bool, bool, bool, bool, bool],
+    own: Own | None = None,
 ) -> Gradients:
     """Gradients of `A @ value` for query, key, value, bias and sinks, one recomputed tile at a time.
 
     With P the weights and dP = dO Vᵀ: dV = Pᵀ dO, dS = P ∘ (dP − rowsum(dO ∘ O)), dQ = scale·dS K,
     dK = scale·dSᵀ Q, and the bias receives dS summed over its broadcast axes (FlashAttention, section 3.1).
-    With dropout D, found again from its seed: dV = (P ∘ D)ᵀ dO and dP = D ∘ (dO Vᵀ).
+    With dropout D, found again from its seed: dV = (P ∘ D)ᵀ dO and dP = D ∘ (dO Vᵀ). `own` takes the place of
+    rowsum(dO ∘ O); then `output` is not read.
     """
     dtype, device, norm = problem.accumulate_dtype, problem.device, split(problem, lse)
     query, key = problem.flat_query(), problem.flat_key()
     dead = lse == NEG_INF
     grad = grad.to(dtype).masked_fill(dead.unsqueeze(-1), 0.0)
-    delta = (grad * output.to(dtype)).masked_fill(dead.unsqueeze(-1), 0.0).sum(-1)
+    if own is None:
+        delta = (grad * output.to(dtype)).masked_fill(dead.unsqueeze(-1), 0.0).sum(-1)
+    else:
+        delta = own.delta.to(dtype).masked_fill(dead, 0.0)
+    tilt = None if own is None or own.tilt is None else own.tilt.to(dtype)
     sums = Gradients()
     if needs[0]:
         sums.query = torch.zeros(query.shape, dtype=dtype, device=device)
@@ -374,6 +395,9 @@ def backward(
             continue
         d_weights = grouped(grad[:, :, rows], value[:, :, cols].to(dtype).transpose(-1, -2))
         d_weights = dropped(problem, d_weights, rows, cols)
+        if tilt is not None:
+            logs = block.logs(norm)
+            d_weights = d_weights + torch.where(logs == NEG_INF, 0.0, tilt[:, :, rows].unsqueeze(-1) * logs)
         d_scores = _only(seen, weights * (d_weights - delta[:, :, rows].unsqueeze(-1)))
         if sums.bias is not None:
             problem.add_pairs(sums.bias, d_scores, rows, cols)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import portable
+from . import readgrad
 from .errors import KizukiTypeError, OptionError, ShapeError, show
 from .problem import broadcast, check_operand, widened
 
@@ -77,12 +77,19 @@ class Transposed(Linear):
         return torch.Size((*lead, keys, queries))
 
     def apply(self, x: Tensor) -> Tensor:
-        """`Aᵀ y` = Σ_i a_ij y_i for each key, `[..., heads, keys, width]`; y is `[..., heads, queries, width]`."""
+        """`Aᵀ y` = Σ_i a_ij y_i for each key, `[..., heads, keys, width]`; y is `[..., heads, queries, width]`.
+
+        Differentiable once, in y and in what A is made of.
+        """
         problem = self.matrix.problem
         check_operand(problem, x, problem.queries, "queries", "y", "A.T @ y")
+        y, restore = widened(problem, x)
+        flat = problem.flat(y)
         with torch.no_grad():
-            y, restore = widened(problem, x)
-            result = portable.transposed(problem, self.matrix._torch_lse(), problem.flat(y))
+            lse, backend = self.matrix._flat_lse(), self.matrix.backend
+            result = backend.transposed(problem, lse, flat)
+        if readgrad.wanted(problem, flat):
+            result = readgrad.carry(readgrad.Reading("transposed", problem, backend, lse, result), flat)
         return restore(result.reshape(problem.result_shape(problem.keys, y.shape[-1])))
 
 

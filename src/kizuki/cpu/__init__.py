@@ -61,12 +61,17 @@ class Cpu:
         lse: Tensor,
         grad: Tensor,
         needs: backends.Needs,
+        own: portable.Own | None = None,
     ) -> portable.Gradients:
         from . import gradients
 
-        return gradients.backward(
-            _plain(problem), value.resolve_neg(), output, lse, grad.resolve_neg(), needs
-        )
+        given, back = value.resolve_neg(), grad.resolve_neg()
+        return gradients.backward(_plain(problem), given, output, lse, back, needs, own)
+
+    def transposed(self, problem: Problem, lse: Tensor, y: Tensor) -> Tensor:
+        from . import gradients
+
+        return gradients.transposed(_plain(problem), lse, y.resolve_neg())
 
     def lse(self, problem: Problem) -> Tensor:
         return self.forward(problem, problem.key.new_zeros(problem.keys, 0))[1]

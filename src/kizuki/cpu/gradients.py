@@ -16,7 +16,13 @@ KEY_GROUPS = 4  # of key blocks, at most: each has a dQ of its own
 
 
 def backward(
-    problem: Problem, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor, needs: backends.Needs
+    problem: Problem,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    needs: backends.Needs,
+    own: portable.Own | None = None,
 ) -> portable.Gradients:
     """The kernel's gradients; an output gradient with a NaN or an infinity in a live row takes the torch pass.
 
@@ -27,20 +33,60 @@ def backward(
     if problem.batch * problem.heads * problem.queries * problem.keys and not bool(
         portable.far(problem, lse).any()
     ):
-        grad = grad.contiguous()
-        delta = (grad.to(dtype) * output.to(dtype)).sum(-1)
-        sums = _run(problem, value, lse.contiguous(), delta, grad, needs)
+        dead = lse == portable.NEG_INF
+        if own is None:
+            grad = grad.contiguous()
+            delta = (grad.to(dtype) * output.to(dtype)).sum(-1)
+            sums = _run(problem, value, lse.contiguous(), delta, grad, needs)
+        else:
+            delta = own.delta
+            sums = _run_own(problem, value, lse.masked_fill(dead, 0.0), grad, own, needs)
         if sums is not None:
             if needs[4] and problem.sinks is not None:
                 logits = in_dtype(problem.sinks, dtype).view(1, -1, 1)
-                dead = lse == portable.NEG_INF
                 share = torch.exp(logits - lse).to(dtype).masked_fill(dead, 0.0)
                 sums.sinks = -(share * delta).masked_fill(dead, 0.0).sum((0, 2))
             return sums
     # The weights are computed again in torch, so the lse they are normalised by and the output they must sum to are
     # torch's too; a kernel's differ in the last digits, and dP − rowsum(dO ∘ O) would not cancel.
     output, lse = portable.forward(problem, value)
-    return portable.backward(problem, problem.flat(value), output, lse, grad, needs)
+    return portable.backward(problem, problem.flat(value), output, lse, grad, needs, own)
+
+
+def _run_own(
+    problem: Problem,
+    value: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    own: portable.Own,
+    needs: backends.Needs,
+) -> portable.Gradients | None:
+    """The kernel for what `own` says; None where it has no kernel.
+
+    tilt · ln a = tilt · (scale · q·k − lse) is a product of tilt · scale · q and k, where nothing else makes a score.
+    """
+    dtype, delta = problem.accumulate_dtype, own.delta
+    if own.tilt is not None:
+        if problem.bias is not None or problem.softcap is not None or problem.score is not None:
+            return None
+        value, grad = problem.key, problem.flat_query().to(dtype) * (own.tilt * problem.scale).unsqueeze(-1)
+        delta = (delta + own.tilt * lse).to(dtype)
+    return _run(problem, value, lse.contiguous(), delta.contiguous(), grad.contiguous(), needs)
+
+
+def transposed(problem: Problem, lse: Tensor, y: Tensor) -> Tensor:
+    """`Aᵀ y`, `[batch, heads, keys, width]`, given y `[batch, heads, queries, width]`: the gradient for V."""
+    width = y.shape[-1]
+    y = y.expand(problem.batch, problem.heads, problem.queries, width)
+    if y.numel() and problem.keys and not bool(portable.far(problem, lse).any()):
+        value = y.new_zeros(1).expand(problem.heads, problem.keys, width)  # nothing reads it
+        delta = torch.zeros(y.shape[:-1], dtype=problem.accumulate_dtype)
+        sums = _run(
+            problem, value, lse.contiguous(), delta, y.contiguous(), (False, False, True, False, False)
+        )
+        if sums is not None and sums.value is not None:
+            return sums.value.to(problem.dtype)
+    return portable.transposed(problem, portable.lse(problem), y)
 
 
 def _run(

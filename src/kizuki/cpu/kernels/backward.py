@@ -171,6 +171,8 @@ def build(t: Target) -> Any:
             load_i64(args + QUERY_BLOCKS),
         )
         d_query, d_key, d_value = load_i64(args + D_QUERY), load_i64(args + D_KEY), load_i64(args + D_VALUE)
+        # Where only Pᵀ dO is wanted (A.T @ y), dP is not computed, and what stands in its grid is not read.
+        sloped = d_query != 0 or d_key != 0 or load_i64(args + D_BIAS_TABLE) != 0
         bent = load_f64(args + SOFTCAP) > 0 or load_i64(args + SCORE_FN) != 0
         filled = load_i64(args + SCORE_FN) != 0 and not load_f64(args + SOFTCAP) > 0
 
@@ -224,7 +226,7 @@ def build(t: Target) -> Any:
                             score_block(
                                 args, plane, start, rows, query_rows, block, spans, grid, slopes, key_plane
                             )
-                            for c in range(0, min(full_width, count), nr):
+                            for c in range(0, min(full_width, count) if sloped else 0, nr):
                                 for p in range(row_panels):
                                     first, stop = span(args, spans, p, key, count)
                                     if first < c + nr and c < stop:

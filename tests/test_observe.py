@@ -253,3 +253,38 @@ def test_a_sink_that_takes_everything_leaves_nothing_to_see() -> None:
         assert not reading[:, 0].any()
         assert not reading[:, 2].any()
         assert reading[:, 1].any()
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="no compiled kernels here")
+@pytest.mark.parametrize("dtype", [F32, BF16, F64])
+@pytest.mark.parametrize("name", ["none", "causal", "window", "dense", "bias", "softcap and sinks"])
+def test_a_weight_is_the_same_number_wherever_it_is_read(name: str, dtype: torch.dtype) -> None:
+    """All of A, a row, a few rows, scattered ones, a block, the top, the largest: one arithmetic, the same bits."""
+    query, key, _ = inputs(dtype)
+    matrix = kizuki.attend(query, key, backend="cpu", **MASKS[name])
+    whole = matrix.dense()
+    scattered = [3, 4, 100, 101, 130, 150]
+    assert torch.equal(matrix[1, 2, 77], whole[1, 2, 77])
+    assert torch.equal(matrix[0, 1, 20:140], whole[0, 1, 20:140])
+    assert torch.equal(matrix[1, 0, scattered], whole[1, 0, scattered])
+    assert torch.equal(matrix[:, :, 7:9, 20:240:3], whole[:, :, 7:9, 20:240:3])
+    assert torch.equal(
+        matrix[0, [1, 2, 2], [150, 8, 9], [4, 300, 0]], whole[0, [1, 2, 2], [150, 8, 9], [4, 300, 0]]
+    )
+    weights, keys = matrix.topk(5)
+    assert torch.equal(whole.gather(-1, keys.clamp(min=0)).where(keys >= 0, 0.0), weights)
+    assert torch.equal(matrix.max(), whole.amax(-1))
+    assert torch.equal(matrix.pool(Q, K, "peak"), whole)
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="no compiled kernels here")
+@pytest.mark.parametrize("how", [slice(70, 71), slice(60, 130)])
+def test_rows_that_are_nan_are_read_like_others(how: slice) -> None:
+    query, key, _ = inputs()
+    query[1, 2, 70, 3] = NAN
+    options: dict[str, Any] = {"mask": masks.causal("lower_right")}
+    got = kizuki.attend(query, key, backend="cpu", **options)[1, 2, how]
+    assert same(got, kizuki.attend(query, key, backend="cpu", **options).dense()[1, 2, how])
+    wanted = kizuki.attend(query, key, backend="portable", **options)[1, 2, how]
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert got.isnan().any()

@@ -62,6 +62,12 @@ class Backend(Protocol):
     def lse(self, problem: Problem) -> Tensor:
         """The log-sum-exp alone, `[batch, heads, queries]`."""
 
+    def rows(self, problem: Problem, b: int, h: int, i: Tensor, first: int, stop: int) -> Tensor:
+        """The weights of queries `i` (ascending) of one head on keys first … stop, `[len(i), stop − first]`."""
+
+    def dense(self, problem: Problem) -> Tensor:
+        """All of A, `[batch, heads, queries, keys]`."""
+
     def observe(
         self,
         problem: Problem,
@@ -107,6 +113,12 @@ class Portable:
 
     def lse(self, problem: Problem) -> Tensor:
         return portable.lse(problem)
+
+    def rows(self, problem: Problem, b: int, h: int, i: Tensor, first: int, stop: int) -> Tensor:
+        return portable.row_weights(problem, b, h, i)[:, first:stop]
+
+    def dense(self, problem: Problem) -> Tensor:
+        return portable.dense(problem, portable.lse(problem))
 
     def observe(
         self,
@@ -160,6 +172,12 @@ class Watching:
 
     def lse(self, problem: Problem) -> Tensor:
         return self.backend.lse(problem)
+
+    def rows(self, problem: Problem, b: int, h: int, i: Tensor, first: int, stop: int) -> Tensor:
+        return self.backend.rows(problem, b, h, i, first, stop)
+
+    def dense(self, problem: Problem) -> Tensor:
+        return self.backend.dense(problem)
 
     def observe(
         self,

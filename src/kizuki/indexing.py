@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import portable
 from .errors import SizeError
 
 if TYPE_CHECKING:
@@ -66,19 +65,42 @@ def _rows(matrix: AttentionMatrix, index: tuple[Any, ...], cut: int | slice, lim
     shape = matrix.shape
     numbers = torch.arange(math.prod(shape[:-1]), device=matrix.device).view(shape[:-1])
     wanted = numbers[index]
-    columns = torch.arange(problem.keys, device=matrix.device)[cut]
-    _refuse_above(limit, wanted.numel() * columns.numel())
-    result = torch.zeros(
-        wanted.numel(), columns.numel(), dtype=problem.accumulate_dtype, device=matrix.device
-    )
-    rows, order = torch.sort(wanted.flatten(), stable=True)
+    columns = _number(cut, problem.keys) if isinstance(cut, int) else range(problem.keys)[cut]
+    if columns.step < 0:
+        raise ValueError(
+            "A[...]: a slice of the keys has a negative step; use a positive one, and flip the result"
+        )
+    tail = () if isinstance(cut, int) else (len(columns),)
+    _refuse_above(limit, wanted.numel() * len(columns))
+    rows, order = wanted.flatten(), None
+    if rows.numel() > 1 and not bool((rows[1:] >= rows[:-1]).all()):
+        rows, order = torch.sort(rows, stable=True)
+    parts = [torch.zeros(0, len(columns), dtype=problem.accumulate_dtype, device=matrix.device)]
     step = max(1, ROWS // max(1, problem.keys))
-    for b, h, low, high in _planes(rows, matrix) if columns.numel() else ():
+    for b, h, low, high in _planes(rows, matrix) if len(columns) else ():
         for start in range(low, high, step):
-            part = slice(start, min(start + step, high))
-            full = portable.row_weights(problem, b, h, rows[part] % problem.queries)
-            result[order[part]] = full[:, cut].reshape(-1, columns.numel())
-    return result.view(wanted.shape + columns.shape)
+            part = rows[start : min(start + step, high)] % problem.queries
+            parts.append(_weights(matrix, b, h, part, columns[0], columns[-1] + 1)[:, :: columns.step])
+    result = parts[1] if len(parts) == 2 else torch.cat(parts)
+    if not len(columns):
+        result = result.new_zeros(rows.numel(), 0)
+    if order is not None:
+        result = torch.empty_like(result).index_copy_(0, order, result)
+    return result.reshape(wanted.shape + tail)
+
+
+def _number(cut: int, keys: int) -> range:
+    """The one key an int means, as a range; raises as torch does."""
+    if not -keys <= cut < keys:
+        raise IndexError(f"index {cut} is out of bounds for dimension with size {keys}")
+    return range(cut % keys, cut % keys + 1)
+
+
+def _weights(matrix: AttentionMatrix, b: int, h: int, i: Tensor, first: int, stop: int) -> Tensor:
+    """Rows `i` (ascending, perhaps repeated) of one head on keys first … stop."""
+    distinct, place = torch.unique_consecutive(i, return_inverse=True)
+    made = matrix.backend.rows(matrix.problem, b, h, distinct, first, stop)
+    return made if len(distinct) == len(i) else made[place]
 
 
 def _planes(rows: Tensor, matrix: AttentionMatrix) -> list[tuple[int, int, int, int]]:
@@ -110,12 +132,14 @@ def _entries(matrix: AttentionMatrix, index: tuple[Any, ...], limit: int) -> Ten
     for b, h, low, high in _planes(distinct, matrix):
         for start in range(low, high, step):
             stop = min(start + step, high)
-            full = portable.row_weights(problem, b, h, distinct[start:stop] % problem.queries)
             at = slice(int(ends[start] - counts[start]), int(ends[stop - 1]))
+            first, last = int(columns[at].min()), int(columns[at].max())
+            i = distinct[start:stop] % problem.queries
+            full = _weights(matrix, b, h, i, first, last + 1)
             local = torch.repeat_interleave(
                 torch.arange(stop - start, device=rows.device), counts[start:stop]
             )
-            result[order[at]] = full[local, columns[at]]
+            result[order[at]] = full[local, columns[at] - first]
     return result.view(wanted.shape)
 
 

@@ -427,7 +427,7 @@ class AttentionMatrix(Linear):
                 "or raise the limit"
             )
         with torch.no_grad():
-            return portable.dense(self.problem, self._torch_lse()).reshape(self.shape)
+            return self.backend.dense(self.problem).reshape(self.shape)
 
     # -- readings --------------------------------------------------------------------------------
 
@@ -441,11 +441,6 @@ class AttentionMatrix(Linear):
     def _fresh(self) -> bool:
         stamp = self._versions()
         return self._lse is not None and stamp is not None and self._stamp == stamp
-
-    def _torch_lse(self) -> Tensor:
-        # Scores computed again in torch are rounded otherwise than a kernel's; a weight is accurate only
-        # against the log-sum-exp of the same scores.
-        return self._flat_lse() if self.backend.name == "portable" else portable.lse(self.problem)
 
     def _keep(self, lse: Tensor) -> None:
         self._lse, self._stamp = lse, self._versions()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from . import functions
+from . import functions, portable
 from .errors import OptionError
 from .observation import is_whole
 from .portable import NEG_INF
@@ -16,6 +16,7 @@ from .problem import in_dtype
 
 if TYPE_CHECKING:
     from .operator import AttentionMatrix
+    from .problem import Problem
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def steps(matrix: AttentionMatrix, query: int, key: int) -> Steps:
         if seen is not None:
             visible = visible & seen[:, :, 0, 0]
         score = torch.where(visible, score, NEG_INF)
-        lse = matrix._torch_lse()[:, :, i]
+        lse = _lse(problem, i)
         weight = torch.where(visible, torch.exp(score - lse), 0.0).to(dtype)
 
     def shaped(tensor: Tensor) -> Tensor:
@@ -97,6 +98,19 @@ def steps(matrix: AttentionMatrix, query: int, key: int) -> Steps:
         lse=shaped(lse.to(dtype)),
         weight=shaped(weight),
     )
+
+
+def _lse(problem: Problem, i: int) -> Tensor:
+    """The log-sum-exp of one query in each head, in float64, `[batch, heads]`."""
+    row, made = torch.tensor([i], device=problem.device), []
+    for plane in range(problem.batch * problem.heads):
+        b, h = plane // problem.heads, plane % problem.heads
+        scores, _ = portable.row_scores(problem, b, h, row)
+        logits = scores[0].to(portable.lse_dtype(problem))
+        if problem.sinks is not None and bool(logits.isneginf().logical_not().any()):
+            logits = torch.cat([logits, problem.sinks[h].reshape(1).to(logits.dtype)])
+        made.append(logits.logsumexp(-1))
+    return torch.stack(made).view(problem.batch, problem.heads)
 
 
 def _place(name: str, at: int, length: int) -> int:

@@ -5,6 +5,7 @@ layout.py   the argument block's slots            block.py     the argument bloc
 call.py     from a Problem to an argument block   equip.py     its rarer slots: functions, dropout
 launch.py   threads                               cache.py     object code on disk      warmup.py  all of it now
 watch.py     readings in the forward pass           readings.py  and to the statistics that asked
+rows.py      rows of A for indexing
 gradients.py results to who asked                   paged.py     keys and values in pages
 custom.py   functions of the user's, compiled     torchlike.py their words
 kernels/    what Numba compiles, imported only where the cache has no object code yet
@@ -75,6 +76,16 @@ class Cpu:
 
     def lse(self, problem: Problem) -> Tensor:
         return self.forward(problem, problem.key.new_zeros(problem.keys, 0))[1]
+
+    def rows(self, problem: Problem, b: int, h: int, i: Tensor, first: int, stop: int) -> Tensor:
+        from . import rows
+
+        return rows.weights(_plain(problem), b, h, i, first, stop)
+
+    def dense(self, problem: Problem) -> Tensor:
+        from . import rows
+
+        return rows.dense(_plain(problem))
 
     def observe(
         self,

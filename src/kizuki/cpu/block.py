@@ -8,7 +8,8 @@ from __future__ import annotations
 import struct
 import threading
 from array import array
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +84,25 @@ class Block:
             wide = np.ascontiguousarray(addresses, dtype=np.int64)
             self.alive[name], place = wide, wide.ctypes.data
         self.slots[_PLACE[name]] = place
+
+    def only_operands(self, plane: int, size: int) -> None:
+        """Leave of the keys, the values and the sinks (of `size` bytes) those of one plane."""
+        for name in ("KEY", "VALUE"):
+            which = int(self._entries(f"{name}_TABLE")[plane])
+            self.table(f"{name}_SOURCE", [int(self._entries(f"{name}_SOURCE")[which])])
+            self.table(f"{name}_TABLE", [0])
+        if self.slots[_PLACE["SINK_TABLE"]]:
+            self.slots[_PLACE["SINK_TABLE"]] += plane * size
+        self.fill({"PLANES": 1, "KEY_PLANES": 1, "VALUE_PLANES": 1})
+
+    def only_rows(self, plane: int) -> None:
+        """Leave of the queries and what hides keys from them those of one plane."""
+        for name in ("QUERY_TABLE", "FIRST_TABLE", "STOP_TABLE", "MASK_TABLE", "BIAS_TABLE"):
+            if self.slots[_PLACE[name]]:
+                self.table(name, [int(self._entries(name)[plane])])
+
+    def _entries(self, name: str) -> Sequence[int]:
+        return cast("Sequence[int]", self.alive[name])
 
     def room(self, name: str, size: int) -> None:
         """`size` bytes of uninitialised working memory for slot `name`, aligned to 64 bytes."""

@@ -157,14 +157,11 @@ def forward(
     if place is not None:
         sizes = place(block, sizes, few == 0)
     if few:
-        units, splits = planes_ * queries // few, max(1, -(-sizes.blocks // SPLIT))
-        partial = partial_bytes(target, few, sizes.value_panels)
-        block.fill({"GROUP": few // queries, "SPLITS": splits, "PARTIAL_BYTES": partial})
-        block.room("PARTIAL", units * splits * partial)
-        block.table("FINISHED", [0] * units)
-        scratch(block, threads, decode_scratch(target, problem.head_dim, value.shape[-1], few))
         # A mask or bias that must be evaluated is so for all of the few queries at once: their keys are O(n).
-        steps, kernel, tasks, fused = [(0, queries)], "decode", units * splits, False
+        steps, kernel, fused = [(0, queries)], "decode", False
+        block["GROUP"] = few // queries
+        dims = (problem.head_dim, value.shape[-1])
+        tasks = share_keys(block, target, sizes, dims, planes_ * queries // few, few)
     else:
         # Where nobody else reads a plane's keys, its one task packs them itself: they never leave its cache.
         own = sizes.key_planes == sizes.value_planes == planes_ and place is None
@@ -195,6 +192,21 @@ def forward(
     return output, lse
 
 
+def share_keys(
+    block: Block, target: Target, sizes: Sizes, dims: tuple[int, int], units: int, rows: int
+) -> int:
+    """Working memory of the decoder for `units` groups of `rows` query rows that share their keys; returns its tasks.
+
+    `dims`: head_dim and value_dim.
+    """
+    splits, partial = max(1, -(-sizes.blocks // SPLIT)), partial_bytes(target, rows, sizes.value_panels)
+    block.fill({"SPLITS": splits, "PARTIAL_BYTES": partial})
+    block.room("PARTIAL", units * splits * partial)
+    block.table("FINISHED", [0] * units)
+    scratch(block, launch.threads(), decode_scratch(target, *dims, rows))
+    return units * splits
+
+
 def mixing_target(problem: Problem, value: Tensor) -> Target:
     """The target whose kernels compute `A @ value`: that of pairs where both are bfloat16 and it is worth it."""
     target = launch.target(problem.accumulate_dtype)
@@ -212,16 +224,19 @@ def shared_rows(problem: Problem, value: Tensor) -> int:
 
     A matter of speed alone: both kernels give a row the same bits.
     """
-    queries, target = problem.queries, launch.target(problem.accumulate_dtype)
-    if not 0 < queries <= FEW_ROWS:
+    if not 0 < problem.queries <= FEW_ROWS or not decodes(problem, value):
         return 0
+    rows = shared_heads(problem, value) * problem.queries
+    return rows if rows <= FEW_ROWS else 0
+
+
+def decodes(problem: Problem, value: Tensor) -> bool:
+    """Whether the decoder can read keys and values where they lie."""
+    target = launch.target(problem.accumulate_dtype)
     step = step_of(target, KINDS[problem.dtype])
     if problem.head_dim % step or value.shape[-1] % target.lanes:
-        return 0
-    if problem.key.stride(-1) != 1 or (value.shape[-1] and value.stride(-1) != 1):
-        return 0
-    rows = shared_heads(problem, value) * queries
-    return rows if rows <= FEW_ROWS else 0
+        return False
+    return problem.key.stride(-1) == 1 and (not value.shape[-1] or value.stride(-1) == 1)
 
 
 def point(block: Block, problem: Problem, start: int, stop: int) -> None:

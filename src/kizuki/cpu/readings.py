@@ -92,18 +92,19 @@ def _hand_over(problem: Problem, watch: Watch, lse: Tensor, statistics: Sequence
     dtype, stats = problem.accumulate_dtype, watch.stats
     for statistic in statistics:
         if isinstance(statistic, Entropy):
-            statistic.total = stats[..., 0].to(dtype)
+            statistic.total = stats[..., 2].to(dtype)
         elif isinstance(statistic, Distance):
-            statistic.total = stats[..., 1].to(dtype)
+            statistic.total = stats[..., 3].to(dtype)
         elif isinstance(statistic, MaxWeight):
-            statistic.peak = (1.0 / stats[..., 3]).to(dtype)
+            statistic.peak = (1.0 / stats[..., 1]).to(dtype)
         elif isinstance(statistic, MaxScore) and problem.queries:
-            statistic.peak = stats[..., 2].amax(-1).to(dtype)
+            statistic.peak = stats[..., 0].amax(-1).to(dtype)
         elif isinstance(statistic, TopK):
             keys = watch.keys[..., : statistic.rank]
-            scores = watch.best[..., : statistic.rank].to(torch.float64)
-            weights = torch.exp(scores - stats[..., 2:3]) / stats[..., 3:4]
-            statistic.best = Found(weights.masked_fill(keys < 0, 0.0).to(dtype), keys)
+            # By the same arithmetic as rows.py, so that a weight is the same number wherever it is read.
+            shifted = watch.best[..., : statistic.rank] - stats[..., :1].to(dtype)
+            weights = shifted.exp_().mul_((1.0 / stats[..., 1:2]).to(dtype))
+            statistic.best = Found(weights.masked_fill(keys < 0, 0.0), keys)
         elif isinstance(statistic, Received):
             statistic.total = watch.column_sums()
             if statistic.seen is not None:

@@ -42,7 +42,7 @@ class Watch:
         self.shape = (problem.batch, problem.heads, problem.queries)
         self.count, dtype = problem.batch * problem.heads, problem.accumulate_dtype
         self.stats = torch.zeros(*self.shape, 4, dtype=torch.float64)
-        self.stats[..., 2], self.stats[..., 3] = -math.inf, math.inf
+        self.stats[..., 0], self.stats[..., 1] = -math.inf, math.inf
         self.best = torch.full((*self.shape, k), -math.inf, dtype=dtype)
         self.keys = torch.full((*self.shape, k), -1, dtype=torch.int64)
         self.received, self.step, self.groups = received, 0, 1

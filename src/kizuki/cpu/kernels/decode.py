@@ -28,6 +28,7 @@ from .simd import (
     load_u8,
     load_u16,
     piece,
+    store_f64,
     store_i64,
     store_u16,
     take_last,
@@ -47,6 +48,7 @@ VALUE_PAGE, PAGES_TABLE, PAGE_KEYS = S["VALUE_PAGE"], S["PAGES_TABLE"], S["PAGE_
 FIRST_TABLE, STOP_TABLE = S["FIRST_TABLE"], S["STOP_TABLE"]
 MASK_TABLE, BIAS_TABLE, MASK_FN, SCORE_FN = S["MASK_TABLE"], S["BIAS_TABLE"], S["MASK_FN"], S["SCORE_FN"]
 OUTPUT_TABLE, LSE_TABLE = S["OUTPUT_TABLE"], S["LSE_TABLE"]
+STATS_TABLE, SCORES_TABLE = S["STATS_TABLE"], S["SCORES_TABLE"]
 
 
 def build(t: Target) -> Any:
@@ -61,6 +63,7 @@ def build(t: Target) -> Any:
         pieces.sees,
     )
     join, finish, drop, note_seen = ends.join, ends.finish, ends.drop, ends.note_seen
+    normaliser, note_scores = ends.normaliser, ends.note_scores
     row_max, raise_row, fold_total = rows.row_max, rows.raise_row, rows.fold_total
     scale_row, scale_vector, exp_one = rows.scale_row, rows.scale_vector, rows.exp_one
     dots, mix = few_products.build(t)
@@ -175,7 +178,7 @@ def build(t: Target) -> Any:
         rows = group * queries
         whole = rows if rows == 1 else (rows + few - 1) // few * few
         row_size = panels * nr  # numbers of a row of an accumulator
-        firsts = load_i64(args + FIRST_TABLE)
+        firsts, noted = load_i64(args + FIRST_TABLE), load_i64(args + SCORES_TABLE) != 0
         shaped = (
             load_i64(args + MASK_TABLE) != 0
             or load_i64(args + BIAS_TABLE) != 0
@@ -286,6 +289,8 @@ def build(t: Target) -> Any:
                         shape_row(args, plane, query, key, first, stop, row, 0)
                     if hides:
                         note_seen(row, seen + r * block_k, first, stop)
+                    if noted and stop > 0:
+                        note_scores(args, plane, query, key, first, stop, row)
                     if stop > 0:
                         old = load(tops + r * size)
                         new = row_max(row + left * size, width, old)
@@ -362,5 +367,9 @@ def build(t: Target) -> Any:
                 lses = load_i64(args + LSE_TABLE)
                 lse = load_i64(lses + 8 * plane) + query * 8 if lses != 0 else 0
                 finish(args, plane, top, total, empty, here, nr * size, out, lse)
+                if noted:
+                    stats = load_i64(load_i64(args + STATS_TABLE) + 8 * plane) + query * 32
+                    store_f64(stats, numba.float64(top))
+                    store_f64(stats + 8, normaliser(args, plane, top, total, empty))
 
     return decode

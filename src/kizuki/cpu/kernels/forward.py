@@ -50,7 +50,7 @@ KEY_TABLE, KEY_SOURCE, KEY_ROW, KEY_COL = S["KEY_TABLE"], S["KEY_SOURCE"], S["KE
 KEY_PACKED, VALUE_SOURCE = S["KEY_PACKED"], S["VALUE_SOURCE"]
 VALUE_ROW, VALUE_COL = S["VALUE_ROW"], S["VALUE_COL"]
 GROUPS, STEP, WATCH_AT, COLUMNS = S["GROUPS"], S["STEP"], S["WATCH_AT"], S["COLUMNS"]
-ROW_OFFSET, STATS_TABLE = S["ROW_OFFSET"], S["STATS_TABLE"]
+ROW_OFFSET, STATS_TABLE, SCORES_TABLE = S["ROW_OFFSET"], S["STATS_TABLE"], S["SCORES_TABLE"]
 TOP_COUNT, TOP_SCORES_TABLE, TOP_KEYS_TABLE = S["TOP_COUNT"], S["TOP_SCORES_TABLE"], S["TOP_KEYS_TABLE"]
 
 
@@ -70,6 +70,7 @@ def build(t: Target, watch: bool = False) -> Any:
     pack_query, ranges, span, score_block = pieces.pack_query, pieces.ranges, pieces.span, pieces.score_block
     sees, join, finish, drop = pieces.sees, ends.join, ends.finish, ends.drop
     note_seen, add_odd = ends.note_seen, ends.add_odd
+    normaliser, note_scores = ends.normaliser, ends.note_scores
     mix, row_max, raise_row = products.mix, rows.row_max, rows.raise_row
     fold_total, scale_vector, exp_one = rows.fold_total, rows.scale_vector, rows.exp_one
     scale_row = rows.scale_row
@@ -142,7 +143,7 @@ def build(t: Target, watch: bool = False) -> Any:
         # one byte a score, only for key blocks with NaN or infinite values
         seen = spans + block_q // mr * SPAN_BYTES
 
-        kept, top_count = False, 0
+        kept, noted, top_count = False, False, 0
         if watch:
             # Of each row: a vector of its moment and of its reach; (moment, reach) joined and of the last split;
             # 1 / normaliser; a factor. Then a line of a grid, the running maxima and the weights of each key block.
@@ -155,6 +156,7 @@ def build(t: Target, watch: bool = False) -> Any:
             marks = line + block_k * size
             strip = marks + blocks * step * size
             kept, strip_bytes = load_i64(args + COLUMNS) != 0, step * block_k * size
+            noted = load_i64(args + SCORES_TABLE) != 0
             top_count, offset = load_i64(args + TOP_COUNT), load_i64(args + ROW_OFFSET)
 
         last_packed, plane, group, turn = -1, 0, 0, query_blocks
@@ -243,6 +245,9 @@ def build(t: Target, watch: bool = False) -> Any:
                             if stop == 0:
                                 continue
                             row += left * size
+                            if watch and noted:
+                                scores = row - left * size
+                                note_scores(args, plane, start + r, key, first, stop, scores)
                             if watch and top_count > 0:
                                 keep_best(
                                     row,
@@ -334,7 +339,8 @@ def build(t: Target, watch: bool = False) -> Any:
                 if watch:
                     stats = load_i64(load_i64(args + STATS_TABLE) + 8 * plane) + (start + r) * 32
                     sums_of = folded + 2 * r * size
-                    inverse = conclude(args, plane, top, total, empty, sums_of, stats)
+                    norm = normaliser(args, plane, top, total, empty)
+                    inverse = conclude(top, total, norm, sums_of, stats)
                     if kept and inverse != inverse:
                         silence(strip, strip_bytes, (high + block_k - 1) // block_k - low // block_k, r)
                         inverse = zero

@@ -33,6 +33,12 @@ VALUE_TABLE, VALUE_SOURCE, VALUE_ROW, VALUE_COL = (
     S["VALUE_COL"],
 )
 FIRST_QUERY, SEED = S["FIRST_QUERY"], S["SEED"]
+SCORES_TABLE, SCORES_ROW, SCORES_FROM, SCORES_TO = (
+    S["SCORES_TABLE"],
+    S["SCORES_ROW"],
+    S["SCORES_FROM"],
+    S["SCORES_TO"],
+)
 
 
 class Softmax(NamedTuple):
@@ -40,6 +46,8 @@ class Softmax(NamedTuple):
 
     join: Any
     finish: Any
+    normaliser: Any
+    note_scores: Any
     drop: Any
     note_seen: Any
     add_odd: Any
@@ -113,6 +121,27 @@ def build(t: Target, rows: Rows) -> Softmax:
                     store_kind(there + c * width, load(here + c * size) * factor, kind)
 
     @piece
+    def normaliser(args: int, plane: int, top: float, total: float, empty: bool) -> float:
+        """Σ e^(score − top) of a row with its sink's share: inf for an empty row, NaN for one that has no softmax."""
+        if empty:
+            return math.inf
+        norm = numba.float64(total)
+        if load_i64(args + SINK_TABLE) != 0:
+            sink = load(load_i64(args + SINK_TABLE) + size * plane)
+            if sink != neg_inf:
+                norm += math.exp(numba.float64(sink) - numba.float64(top))
+        return math.nan if norm == 0.0 else norm
+
+    @piece
+    def note_scores(args: int, plane: int, query: int, key: int, first: int, stop: int, row: int) -> None:
+        """Copy the scores of columns first … stop of a row to who asked for them."""
+        begin, end = load_i64(args + SCORES_FROM), load_i64(args + SCORES_TO)
+        out = load_i64(load_i64(args + SCORES_TABLE) + 8 * plane) + query * load_i64(args + SCORES_ROW)
+        out += (key - begin) * size
+        for c in range(max(first, begin - key), min(stop, end - key)):
+            store(out + c * size, load(row + c * size))
+
+    @piece
     def drop(args: int, plane: int, query: int, key: int, width: int, row: int) -> None:
         """Dropout on `width` weights of a row, whose first key is `key`.
 
@@ -151,7 +180,7 @@ def build(t: Target, rows: Rows) -> Softmax:
                             at = sums + ((d // nr) * block_q * nr + r * nr + d % nr) * size
                             store(at, load(at) + load(weights + (r * block_k + c) * size) * x)
 
-    return Softmax(join, finish, drop, note_seen, add_odd)
+    return Softmax(join, finish, normaliser, note_scores, drop, note_seen, add_odd)
 
 
 @piece

@@ -24,7 +24,7 @@ from .scores import Scores
 from .simd import access, load_f64, load_i64, piece, store_f64, store_i64
 
 S = SLOT
-KEYS, SINK_TABLE, FIRST_QUERY = S["KEYS"], S["SINK_TABLE"], S["FIRST_QUERY"]
+KEYS, FIRST_QUERY = S["KEYS"], S["FIRST_QUERY"]
 KEY_BLOCKS, GROUPS, RECEIVED = S["KEY_BLOCKS"], S["GROUPS"], S["RECEIVED"]
 POOL, POOL_KIND, POOL_ROWS, POOL_COLS = S["POOL"], S["POOL_KIND"], S["POOL_ROWS"], S["POOL_COLS"]
 POOL_LINES, POOL_SHIFT, ALL_QUERIES = S["POOL_LINES"], S["POOL_SHIFT"], S["ALL_QUERIES"]
@@ -87,26 +87,18 @@ def build(t: Target, rows: Rows, scores: Scores) -> Watching:
         store(sums + size, load(sums + size) * factor + load(more_sums + size) * share)
 
     @piece
-    def conclude(args: int, plane: int, top: float, total: float, empty: bool, sums: int, out: int) -> float:
-        """Entropy, distance, largest score and normaliser of a row, four float64 at `out`; returns 1 / normaliser."""
-        entropy, distance, peak, norm, inverse = 0.0, 0.0, numba.float64(top), math.inf, 0.0
-        if not empty:
-            norm = numba.float64(total)
-            if load_i64(args + SINK_TABLE) != 0:
-                sink = load(load_i64(args + SINK_TABLE) + size * plane)
-                if sink != neg_inf:
-                    norm += math.exp(numba.float64(sink) - peak)
-            if norm == 0.0:
-                norm = math.nan  # it sees scores of −inf only: 0/0
-            if norm != math.inf:  # else the sink has all of it
-                inverse = 1.0 / norm
-                share = numba.float64(total) * inverse
-                entropy = math.log(norm) * share - numba.float64(load(sums)) * inverse
-                distance = numba.float64(load(sums + size)) * inverse
-        store_f64(out, entropy)
-        store_f64(out + 8, distance)
-        store_f64(out + 16, peak)
-        store_f64(out + 24, norm)
+    def conclude(top: float, total: float, norm: float, sums: int, out: int) -> float:
+        """Largest score, normaliser, entropy and distance of a row, four float64 at `out`; returns 1 / normaliser."""
+        entropy, distance, inverse = 0.0, 0.0, 0.0
+        if norm != math.inf:  # else it is empty, or its sink has all of it
+            inverse = 1.0 / norm
+            share = numba.float64(total) * inverse
+            entropy = math.log(norm) * share - numba.float64(load(sums)) * inverse
+            distance = numba.float64(load(sums + size)) * inverse
+        store_f64(out, numba.float64(top))
+        store_f64(out + 8, norm)
+        store_f64(out + 16, entropy)
+        store_f64(out + 24, distance)
         return real(inverse)
 
     @piece

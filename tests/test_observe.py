@@ -274,7 +274,8 @@ def test_a_weight_is_the_same_number_wherever_it_is_read(name: str, dtype: torch
     weights, keys = matrix.topk(5)
     assert torch.equal(whole.gather(-1, keys.clamp(min=0)).where(keys >= 0, 0.0), weights)
     assert torch.equal(matrix.max(), whole.amax(-1))
-    assert torch.equal(matrix.pool(Q, K, "peak"), whole)
+    # A picture scales what the softmax left (exp(s − m)·exp(m − max)), which may round the last bit otherwise.
+    assert torch.allclose(matrix.pool(Q, K, "peak"), whole, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="no compiled kernels here")

@@ -96,6 +96,7 @@ def run(
         torch.no_grad(),
     ):
         hidden = base(input_ids=ids, **options)[0]  # [1, tokens, width]
+    recording.tokens = tokens
     seconds["forward"] = time.perf_counter() - began
 
     began = time.perf_counter()

@@ -24,6 +24,7 @@ from .rule import RecordError
 from .sources import Source, SourceError, load
 from .store import open
 from .tokens import TextError, Tokens
+from .words import Words, join
 
 __all__ = [
     "PredictError",
@@ -34,6 +35,8 @@ __all__ = [
     "SourceError",
     "TextError",
     "Tokens",
+    "Words",
+    "join",
     "load",
     "next_tokens",
     "open",

@@ -95,14 +95,15 @@ LETTERS = st.text(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(LETTERS)
 def test_cuts_are_those_of_unicode_also_between_flags(text):
     plain = [len(part) for part in regex.findall(r"\X", text)]
     assert _cuts(text, "character") == [0, *(sum(plain[: k + 1]) for k in range(len(plain)))]
     words, characters = _cuts(text, "word"), set(_cuts(text, "character"))
     ends = {0, len(text), *(m.start() for m in regex.finditer(r"(?w)\b", text))} & characters
-    assert set(words) <= ends
+    extra = set(words) - ends  # Unicode's words hold two letters of a flag together over a mark between them
+    assert all(regex.search(r"\p{Regional_Indicator}\p{M}+\Z", text[:at]) for at in extra)
     for at in ends - set(words):  # only ever inside a run of kana, or of kanji beside kana
         assert regex.match(r"[\p{Hiragana}\p{Han}\p{M}ーｰ]", text[at])
         assert regex.search(r"[\p{Hiragana}\p{Han}][\p{M}ーｰ]*\Z", text[:at])

@@ -203,7 +203,7 @@ def _cuts(text: str, unit: str) -> list[int]:
     """Where units end, from 0 to the text's length."""
     regex = _regex()
     # Which flag a letter belongs to is counted from the first letter of a row of flags, each time anew: over a
-    # long row that is quadratic. Pairs that stand for them are found in one go, and behave alike.
+    # long row that is quadratic. Pairs that stand for them are found in one go, and are cut alike.
     text = regex.sub(r"\p{Regional_Indicator}{1,2}", lambda pair: "。\u0301"[: len(pair[0])], text)
     characters = [0, *(match.end() for match in regex.finditer(r"\X", text))]
     if unit == "character":

@@ -25,14 +25,14 @@ class Run:
         predictions: for each position the most probable next tokens `(id, label, probability)`; None for a
             model that predicts none.
         note: why there are no predictions, where a reader would expect some; else "".
-        source: the model it was.
+        source: the model it was; None for a recording that was opened from a file.
         seconds: how long the parts took: "tokens", "forward", "predictions".
     """
 
     tokens: Tokens
     recording: Recording
     predictions: list[list[tuple[int, str, float]]] | None
-    source: Source = field(repr=False)
+    source: Source | None = field(repr=False)
     seconds: dict[str, float]
     note: str = ""
 

@@ -61,7 +61,8 @@ def table_of(recording: Recording) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The table of a recording, without its checksums, and the tensors that it names.
 
     Every layer goes through the check that handing it out makes; one that fails it is saved as the error it
-    raises. Raises RecordError when no layer is left, or the tokens are not those of the layers.
+    raises. Raises RecordError when no layer is left, a layer holds what the format has no place for, or the
+    tokens are not those of the layers.
     """
     names = _Names()
     layers, keys, batch = [], 0, 1
@@ -73,11 +74,11 @@ def table_of(recording: Recording) -> tuple[dict[str, Any], dict[str, Tensor]]:
             if layer not in recording._captures:
                 raise RecordError(recording._missing)
             capture = recording._captures[layer]
-            _only(capture, CAPTURE, layer)
             rule = capture.matrix()[1]
         except RecordError as error:
             entry["error"] = str(error)
         else:
+            _only(capture, CAPTURE, layer)
             _only(rule, RULE, layer)
             entry |= _entry(capture, rule, f"layers.{layer}", names)
             keys, batch = max(keys, rule.stop), capture.query.shape[0]
@@ -151,7 +152,8 @@ def _only(thing: Capture | Rule, known: set[str], layer: int) -> None:
         unused = value is None or (field.default is not MISSING and value is field.default)
         if not unused:
             raise RecordError(
-                f"its {field.name} cannot be saved (layer {layer}), and A would be wrong without it"
+                f"recording.save: layer {layer} has a {field.name}, for which the file has no place, and A would be "
+                "wrong without it"
             )
 
 

@@ -58,7 +58,7 @@ def save(recording: Recording, path: str | os.PathLike[str]) -> Path:
             f"recording.save: the text and its tokens need a header of {begin:,} bytes, above {HEADER_LIMIT:,}; "
             "set recording.tokens to None"
         )
-    part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    part = _part(target)
     try:
         with part.open("xb") as file:
             file.seek(begin)
@@ -97,11 +97,19 @@ def check_target(path: str | os.PathLike[str]) -> Path:
             raise RecordError(f"recording.save: {target}: there is no folder {target.parent}; make it first")
         if target.exists() and not os.access(target, os.W_OK):
             raise RecordError(f"recording.save: {target}: the file may not be written; choose another name")
+        probe = _part(target)
+        probe.open("xb").close()
+        probe.unlink()
     except OSError as error:
         raise RecordError(
             f"recording.save: {target}: cannot be written ({error.strerror or error})"
         ) from None
     return target
+
+
+def _part(target: Path) -> Path:
+    """A new name beside the target, in the same folder and so on the same disk."""
+    return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
 
 
 def _head(table: dict[str, Any], tensors: dict[str, Tensor], sums: dict[str, str]) -> bytes:
@@ -288,7 +296,7 @@ def _read(path: Path) -> tuple[Any, dict[str, Any]]:
     if version != str(VERSION):
         if version.isascii() and version.isdigit() and len(version) < 10 and int(version) > VERSION:
             raise HeaderError(
-                f"is of format {version}, saved by kizuki {saved_by}; this one reads format {VERSION}: upgrade kizuki"
+                f"is of format {version}, saved by kizuki {saved_by!r}; this one reads format {VERSION}: upgrade kizuki"
             )
         raise HeaderError(f"has the format version {version[:20]!r}, which there never was")
     text = about.get("recording", "")

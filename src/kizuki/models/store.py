@@ -22,6 +22,7 @@ import sys
 import zlib
 from collections import UserDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -157,14 +158,15 @@ def _write(file: BinaryIO, tensor: Tensor) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name last through a power failure, where folders can be opened."""
+    """Make the new name last through a power failure, where the system can: some network disks refuse it."""
     if os.name != "posix":
         return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def open(path: str | os.PathLike[str], *, layers: int | Iterable[int] | None = None) -> Recording:

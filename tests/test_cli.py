@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kizuki import cli
-from kizuki.look import InputError, cut, sample
+from kizuki.look import InputError, cut, sample, saved_recording
 
 COMMAND = [sys.executable, "-m", "kizuki"]
 
@@ -64,6 +64,33 @@ BAD = {
     "first is 0": (["look", "hi", "--first", "0"], b"", "--first"),
     "page of no size": (["look", "hi", "--limit-mb", "nan"], b"", "limit_mb is nan"),
     "topk is 0": (["look", "hi", "--topk", "0"], b"", "--topk"),
+    "save under a name for something else": (["look", "hi", "--save", "a.txt"], b"", "ends in .safetensors"),
+    "save in no folder": (
+        ["look", "hi", "--save", "no/a.safetensors"],
+        b"",
+        "--save .*there is no folder no",
+    ),
+    "save where the page goes": (
+        ["look", "hi", "--save", "a.safetensors", "-o", "a.safetensors"],
+        b"",
+        "is where the",
+    ),
+    "no such recording": (["look", "nosuch.safetensors"], b"", "nosuch.safetensors: there is no such file"),
+    "no recording": (
+        ["look", "foreign.safetensors"],
+        b"",
+        "foreign.safetensors: is cut short, damaged or no",
+    ),
+    "no recording as file": (["look", "--file", "foreign.safetensors"], b"", "cut short, damaged or no"),
+    "recording and text": (["look", "hi", "--file", "foreign.safetensors"], b"", "use one of them"),
+    "recording and sample": (["look", "foreign.safetensors", "--sample"], b"", "use one of them"),
+    "recording and model": (
+        ["look", "foreign.safetensors", "--model", "minilm"],
+        b"",
+        "--model is for a text",
+    ),
+    "recording and first": (["look", "foreign.safetensors", "--first", "9"], b"", "--first is for a text"),
+    "recording and heads": (["look", "foreign.safetensors", "--heads", "0"], b"", "--heads is for a text"),
     "unknown option": (["look", "hi", "--nosuch"], b"", "--nosuch"),
     "unknown command": (["nosuch"], b"", "nosuch"),
 }
@@ -87,6 +114,7 @@ def test_bad_input_is_one_line_and_exit_code_2_and_leaves_nothing(kizuki, tmp_pa
     (tmp_path / "binary.bin").write_bytes(b"ELF\0\1\2")
     (tmp_path / "utf16.txt").write_bytes("気づき".encode("utf-16"))
     (tmp_path / "sjis.txt").write_bytes("気づき".encode("shift-jis"))
+    (tmp_path / "foreign.safetensors").write_bytes(b"PK" * 99)
     (tmp_path / "long.txt").write_text("one two three " * 3000, encoding="utf-8")
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "folder").mkdir()
@@ -126,6 +154,68 @@ def test_look_writes_one_page_and_prints_its_path(kizuki, tmp_path, text, tokens
     assert out == "page.html\n"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert f"smollm2: {tokens} tokens, 3 layers × 1 heads" in err
+
+
+@pytest.mark.model
+def test_a_saved_recording_gives_the_same_page_again_but_for_the_predictions(kizuki, tmp_path):
+    def facts(page: str) -> dict[str, object]:
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        return json.loads(re.search(r'id="kz-meta">(.*?)</script>', text)[1])
+
+    def blocks(page: str, layer: int) -> dict[str, str]:
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        return dict(re.findall(rf'id="kz-(\w+-{layer}(?:-\d+)?)">(.*?)</script>', text))
+
+    common = ("--no-open", "--out")
+    words = ("Mika laughed 東京.", "--layers", "0,7", "--heads", "1-3")
+    code, out, err = kizuki("look", *words, "--save", "a.safetensors", *common, "a.html")
+    assert (code, out) == (0, "a.html\na.safetensors\n"), err
+    code, out, err = kizuki("look", "a.safetensors", *common, "b.html")
+    assert (code, out) == (0, "b.html\n"), err
+    assert re.search(r"smollm2: \d+ tokens, 2 layers × 3 heads", err)
+    first, again = facts("a.html"), facts("b.html")
+    for name in ("model", "tokens", "heads", "layers", "means", "kv_of", "start", "missing"):
+        assert again[name] == first[name], name
+    assert first["predictions"] is not None
+    assert (again["predictions"], again["has_head"]) == (None, True)
+    assert "Recorded with" in [fact["en"] for fact in again["provenance"]]
+    assert blocks("a.html", 7) == blocks("b.html", 7)
+    assert len(blocks("b.html", 7)) > 5
+    code, _, err = kizuki("look", "--file", "a.safetensors", "--layers", "7", *common, "c.html")
+    assert code == 0, err
+    assert "1 layers × 3 heads" in err
+    code, _, err = kizuki("look", "a.safetensors", "--layers", "3", *common, "d.html")
+    assert code == 2
+    assert "layer 3 is not in it; saved are 0, 7" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.safetensors", "b.html", "c.html"]
+
+
+def test_a_sentence_that_ends_with_a_files_name_is_a_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert saved_recording("I saved it as mika.safetensors", None) is None
+    assert saved_recording("mika.safetensors", None) == Path("mika.safetensors")
+    (tmp_path / "my own.safetensors").write_bytes(b"")
+    assert saved_recording("my own.safetensors", None) == Path("my own.safetensors")
+    assert saved_recording(None, tmp_path / "letter.txt") is None
+
+
+def test_a_recording_without_tokens_has_no_page(kizuki, tmp_path):
+    import torch
+    import transformers as tf
+
+    import kizuki as package
+
+    model = tf.GPT2LMHeadModel(
+        tf.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=2, n_head=2)
+    ).eval()
+    with torch.no_grad(), package.record(model) as recording:
+        model(torch.tensor([[3, 1, 4, 1, 5]]))
+    recording.save(tmp_path / "a.safetensors")
+    code, _, err = kizuki("look", "a.safetensors", "--no-open")
+    assert code == 2
+    assert err.splitlines()[-1].startswith(
+        "kizuki: a.safetensors holds no tokens to show; set recording.tokens"
+    )
 
 
 @pytest.mark.parametrize(

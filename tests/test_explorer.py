@@ -42,6 +42,7 @@ class Recorded:
         self.layers = tuple(matrices)
         self.heads = None
         self.model_name = "random numbers"
+        self.versions = None
 
     def __getitem__(self, layer: int) -> kizuki.AttentionMatrix:
         matrix = self.matrices[layer]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -55,7 +56,7 @@ def test_labels_can_be_read_and_offsets_cover_the_text(smollm2, minilm, text):
         assert tokens.ids == source.tokenizer(text)["input_ids"]
         for label in tokens.labels:
             assert label
-            assert label.isprintable()
+            assert re.sub(r"(?<=\S)\u200d(?=\S)", "", label).isprintable()  # 👨‍👩‍👧 is shown as such
             assert "\ufffd" not in label
         starts = [a for a, _ in tokens.offsets]
         assert starts == sorted(starts)

@@ -29,6 +29,7 @@ _HOME = {
     "attend": "operator",
     "attention": "operator",
     "check": "accuracy",
+    "open": "models",
     "record": "models",
     "scaled_dot_product_attention": "sdpa",
 }
@@ -48,6 +49,7 @@ __all__ = [
     "check",
     "masks",
     "nn",
+    "open",
     "record",
     "scaled_dot_product_attention",
 ]
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from .accuracy import Report, check
     from .errors import KizukiTypeError, OptionError, ShapeError, SizeError
     from .models.record import record
+    from .models.store import open
     from .observation import Observation, Observe
     from .operator import AttentionMatrix, attend, attention
     from .products import Identity

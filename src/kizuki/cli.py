@@ -10,7 +10,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, NoReturn
@@ -49,25 +49,40 @@ def options(
 
 @app.command()
 def look(
-    text: Annotated[str | None, typer.Argument(help="The text; - or nothing reads standard input.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(help="The text, or a saved recording; - or nothing reads standard input."),
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the text from a file.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Use the text that comes with kizuki.")] = False,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="smollm2, minilm, a folder, or a Hugging Face id.")
-    ] = "smollm2",
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="smollm2, minilm, a folder, or a Hugging Face id.",
+            show_default="smollm2",
+        ),
+    ] = None,
     layers: Annotated[
         str | None, typer.Option(help="Which layers, such as 0,5,10-12.", show_default="all")
     ] = None,
     heads: Annotated[str | None, typer.Option(help="Which heads, likewise.", show_default="all")] = None,
     first: Annotated[int | None, typer.Option(help="Look at the first so many tokens only.", min=1)] = None,
-    topk: Annotated[int, typer.Option(help="Next tokens shown at each position.", min=1)] = 5,
+    topk: Annotated[
+        int | None, typer.Option(help="Next tokens shown at each position.", min=1, show_default="5")
+    ] = None,
     limit_mb: Annotated[float, typer.Option(help="The largest page to write, in MB.")] = 100.0,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("kizuki.html"),
+    save: Annotated[
+        Path | None, typer.Option(help="Save the recording too: a file to look at again, ….safetensors.")
+    ] = None,
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> None:
     """Write one self-contained HTML page of what a model's heads read in a text, and open it.
 
-    The page needs no network and no other file. Its path is printed on standard output.
+    The page needs no network and no other file. Its path is printed on standard output, and below it that of the
+    recording, where one was saved. kizuki look FILE.safetensors makes the page of a saved one again.
     """
     from . import look as job
     from .progress import Bars
@@ -75,27 +90,38 @@ def look(
     console = Console(stderr=True, highlight=False, markup=False)  # names may hold [brackets]
     wanted = numbers(layers, "--layers"), numbers(heads, "--heads")
     out = job.check_out(out)
-    words = given(text, file, sample)
-    job.check_text(words)
-    console.print(f"looking at {len(words):,} characters with {model}")
-    with Bars(console) as bars:
-        done = job.look(
-            words,
-            model=model,
-            layers=wanted[0],
-            heads=wanted[1],
-            first=first,
-            topk=topk,
-            limit_mb=limit_mb,
-            out=out,
-            progress=bars,
-        )
+    if (recording := job.saved_recording(text, file)) is not None:
+        for_texts = {"--model": model, "--heads": heads, "--first": first, "--topk": topk, "--save": save}
+        refuse_with_recording(recording, for_texts, text is not None and file is not None, sample)
+        console.print(f"looking at {recording}, a saved recording")
+        with Bars(console) as bars:
+            done = job.reopen(recording, layers=wanted[0], limit_mb=limit_mb, out=out, progress=bars)
+    else:
+        words = given(text, file, sample)
+        job.check_text(words)
+        model = "smollm2" if model is None else model
+        console.print(f"looking at {len(words):,} characters with {model}")
+        with Bars(console) as bars:
+            done = job.look(
+                words,
+                model=model,
+                layers=wanted[0],
+                heads=wanted[1],
+                first=first,
+                topk=5 if topk is None else topk,
+                limit_mb=limit_mb,
+                out=out,
+                save=save,
+                progress=bars,
+            )
     rest = f" (the first; {done.dropped:,} more were left out)" if done.dropped else ""
     console.print(
         f"{done.model}: {done.tokens:,} tokens{rest}, {done.layers} layers × {done.heads} heads, "
         f"{done.size / 1e6:.1f} MB, {done.seconds:.1f} s"
     )
     typer.echo(done.page)
+    if done.saved is not None:
+        typer.echo(done.saved)
     if show and not open_page(done.page):
         folder = done.page.resolve().parent
         hint = "There is no screen here to open it on. It is one file that needs no other: copy it, or serve it with"
@@ -222,6 +248,17 @@ def given(text: str | None, file: Path | None, sample: bool) -> str:
     if sys.stdin is None or sys.stdin.isatty():
         raise job.InputError('no text; give it as "your text", with --file, through a pipe, or use --sample')
     return job.decode(sys.stdin.buffer.read(job.TEXT_LIMIT + 1), "standard input")
+
+
+def refuse_with_recording(recording: Path, options: Mapping[str, object], both: bool, sample: bool) -> None:
+    """Raise for what only a text and a model can use, so that nothing given is left aside without a word."""
+    from .look import InputError
+
+    if both or sample:
+        raise InputError("TEXT, --file and --sample each give what to look at; use one of them")
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"{name} is for a text, and {recording} is a saved recording; leave it out")
 
 
 def open_page(page: Path) -> bool:

@@ -2,19 +2,22 @@
 
     load the model → one recorded forward pass → read the heads → write the page
 
-The command line (`kizuki look`) draws its progress and prints what it returns; nothing here prints.
+and, of a recording that was saved on the way, the same page again without the model. The command line
+(`kizuki look`) draws its progress and prints what it returns; nothing here prints.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .models import Recording, Run
     from .models.tokens import Tokens
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total), called as work goes on
@@ -22,6 +25,7 @@ Progress = Callable[[str, int, int], None]  # (stage, done, total), called as wo
 # A text this long has far more tokens than any model here reads; reading stops there, so that a stream
 # without an end (or a disk image given by mistake) is refused at once and not swallowed.
 TEXT_LIMIT = 16 * 2**20
+RECORDING = ".safetensors"  # how the name of a saved recording ends
 
 
 class InputError(ValueError):
@@ -40,6 +44,7 @@ class Look:
     heads: int
     size: int  # bytes of the page
     seconds: float
+    saved: Path | None = None  # the recording's file, where one was asked for
 
 
 def look(
@@ -52,6 +57,7 @@ def look(
     topk: int = 5,
     limit_mb: float = 100.0,
     out: str | Path = "kizuki.html",
+    save: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Look:
     """Run a model on a text once, and write one self-contained HTML page of what its heads read.
@@ -64,13 +70,14 @@ def look(
         topk: how many next tokens to show at each position, for a model that predicts them.
         limit_mb: the largest page, in MB of 10⁶ bytes; of layers that do not fit in full it holds less.
         out: where the page goes; an existing page there is replaced, at once and only when complete.
+        save: a file for the recording as well, `….safetensors`: what `kizuki.open` and `reopen` open.
         progress: called as `progress(stage, done, total)`.
 
     Returns:
         A `Look`: the path of the page, and the numbers of tokens, layers and heads on it.
 
     Raises:
-        InputError: an empty text, an `out` that cannot be written, a number out of its range.
+        InputError: an empty text, an `out` or `save` that cannot be written, a number out of its range.
         ValueError: a text longer than the model's positions, an unknown model, layer or head. All of these
             have messages of one line.
 
@@ -84,30 +91,95 @@ def look(
     check_text(text)
     if first is not None and first < 1:
         raise InputError(f"first is {first}; give a number of tokens from 1 up")
-    if not 0 < limit_mb < float("inf"):
-        raise InputError(f"limit_mb is {limit_mb}; give a size in MB above 0")
+    _check_limit(limit_mb)
     if topk < 1:
         raise InputError(f"topk is {topk}; give a number of predictions from 1 up")
+    file = None if save is None else check_save(save, out)
 
-    from .explorer.export import write_page
     from .models import run, sources
 
     source = sources.load(model, progress=progress)
     whole = source.tokenize(text)
     tokens = whole if first is None else cut(whole, first)
     done = run(source, tokens, layers=layers, heads=heads, k=topk, progress=progress)
+    if file is not None:
+        file = done.recording.save(file)
+    page = _page(done, out, limit_mb, progress, start)
+    return replace(page, dropped=len(whole.ids) - len(tokens.ids), saved=file)
+
+
+def reopen(
+    path: str | Path,
+    *,
+    layers: Sequence[int] | None = None,
+    limit_mb: float = 100.0,
+    out: str | Path = "kizuki.html",
+    progress: Progress | None = None,
+) -> Look:
+    """Write the page of a recording that was saved, without its model; its predictions are not in the file.
+
+    Args:
+        path: what `look(..., save=path)` or `recording.save(path)` wrote, of one text with its tokens.
+        layers: which of its layers; `None` = all.
+        limit_mb, out, progress: as for `look`.
+
+    Returns:
+        A `Look`.
+
+    Raises:
+        InputError: an `out` that cannot be written, a number out of its range, a recording without tokens.
+        ValueError: no recording, a damaged one, an unknown layer, a batch of texts. One line each.
+
+    Time and memory: one layer at a time is read from the file.
+
+    Example:
+        >>> kizuki.look.look("Mika laughed.", save="mika.safetensors").saved  # doctest: +SKIP
+        PosixPath('mika.safetensors')
+        >>> kizuki.look.reopen("mika.safetensors", layers=[3]).layers         # doctest: +SKIP
+        1
+    """
+    start = time.perf_counter()
+    out = check_out(out)
+    _check_limit(limit_mb)
+
+    from .models import Run, open
+
+    recording = open(path, layers=layers)
+    if recording.tokens is None:
+        raise InputError(f"{path} holds no tokens to show; set recording.tokens before recording.save")
+    return _page(Run(recording.tokens, recording, None, None, {}), out, limit_mb, progress, start)
+
+
+def _page(done: Run, out: Path, limit_mb: float, progress: Progress | None, start: float) -> Look:
+    """Write the page of a run; what is on it."""
+    from .explorer.export import write_page
+
     page = write_page(out, done, limit_mb=limit_mb, progress=progress)
-    recording = done.recording
     return Look(
         page=page,
-        model=source.name,
-        tokens=len(tokens.ids),
-        dropped=len(whole.ids) - len(tokens.ids),
-        layers=len(recording.layers),
-        heads=recording[recording.layers[0]].shape[1],
+        model=done.recording.model_name,
+        tokens=len(done.tokens.ids),
+        dropped=0,
+        layers=len(done.recording.layers),
+        heads=_heads(done.recording),
         size=page.stat().st_size,
         seconds=time.perf_counter() - start,
     )
+
+
+def _heads(recording: Recording) -> int:
+    """How many heads a layer has; any that can be shown says it, for a page has layers that are alike."""
+    from .models import RecordError
+
+    for layer in recording:
+        with suppress(RecordError):
+            return recording[layer].shape[1]
+    return 0
+
+
+def _check_limit(limit_mb: float) -> None:
+    if not 0 < limit_mb < float("inf"):
+        raise InputError(f"limit_mb is {limit_mb}; give a size in MB above 0")
 
 
 def cut(tokens: Tokens, first: int) -> Tokens:
@@ -192,3 +264,28 @@ def check_out(out: str | Path) -> Path:
         raise InputError(f"--out {error}") from None
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written ({error.strerror or error})") from None
+
+
+def check_save(save: str | Path, out: Path) -> Path:
+    """The file a recording will go to; raises `InputError`, before any work is done, where it cannot be."""
+    from .models import RecordError
+    from .models.store import check_target
+
+    if Path(save).suffix != RECORDING:
+        raise InputError(f"--save {save}: give a name that ends in {RECORDING}, by which it is opened again")
+    if Path(save).resolve() == out.resolve():
+        raise InputError(f"--save {save}: is where the page goes; give another name")
+    try:
+        return check_target(save)
+    except RecordError as error:
+        raise InputError(f"--save {str(error).partition(': ')[2]}") from None
+
+
+def saved_recording(text: str | None, file: str | Path | None) -> Path | None:
+    """The saved recording that is meant where a text or its file should be; None where it is a text."""
+    if file is not None:
+        return Path(file) if Path(file).suffix == RECORDING else None
+    # A sentence may end with the name of a file, so one with spaces is taken for a name only if it is one.
+    if text is None or "\n" in text or not text.endswith(RECORDING):
+        return None
+    return Path(text) if len(text.split()) == 1 or Path(text).is_file() else None

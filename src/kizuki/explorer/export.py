@@ -94,7 +94,12 @@ def write_page(
     meta: dict[str, Any] = {
         "version": 1,
         "model": run.recording.model_name,
-        "has_head": run.predictions is not None or bool(run.note) or run.source.kind == "decoder",
+        "has_head": (
+            run.predictions is not None
+            or bool(run.note)
+            or run.source is None  # a file does not say; its predictions are not in it either way
+            or run.source.kind == "decoder"
+        ),
         "note": run.note,
         "missing": missing,
         "queries": count,

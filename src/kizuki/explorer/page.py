@@ -268,12 +268,13 @@ def provenance(run: Run, held: Sequence[int], matrix: AttentionMatrix) -> Iterat
     def fact(en: str, ja: str, value: object) -> dict[str, str]:
         return {"en": en, "ja": ja, "value": str(value)}
 
-    recording, source = run.recording, run.source
+    recording = run.recording
     _, heads, queries, _ = matrix.shape
     rules = list(dict.fromkeys(recording.rule(layer) for layer in recording.layers if layer in held))
     yield fact("Model", "モデル", recording.model_name)
     # of a local folder only its name: a page is made to be passed on
-    origin = Path(source.origin).name if Path(source.origin).is_absolute() else source.origin
+    origin = "" if run.source is None else run.source.origin
+    origin = Path(origin).name if Path(origin).is_absolute() else origin
     if origin:
         yield fact("From", "入手元", origin)
     yield fact("Tokens", "トークン数", queries)
@@ -285,6 +286,9 @@ def provenance(run: Run, held: Sequence[int], matrix: AttentionMatrix) -> Iterat
     yield fact("Readings by", "読み取り", matrix.plan())
     if "forward" in run.seconds:
         yield fact("Forward pass", "順伝播", f"{run.seconds['forward']:.2f} s")
+    if recording.versions is not None:
+        with_what = " · ".join(f"{name} {version}" for name, version in recording.versions.items())
+        yield fact("Recorded with", "記録時のバージョン", with_what)
     versions = " · ".join(
         f"{name} {metadata.version(name)}"
         for name in ("kizuki", "torch", "transformers", "numpy")

@@ -3,6 +3,7 @@
     source = load("smollm2")                     # or "minilm", a folder, a Hugging Face id
     done = run(source, "Mika saw that …")        # one forward pass
     done.recording[3][0, 2, -1]                  # what the last token reads in layer 3, head 2
+    done.recording.save("mika.safetensors")      # and later open("mika.safetensors")[3][0, 2, -1]
 
 `record(model)` does the same around code of your own. It works for every model whose attention goes through
 transformers' attention interface with causal, sliding-window, chunked, padding or packed-document masks, with
@@ -21,7 +22,9 @@ from .record import record
 from .recording import Recording
 from .rule import RecordError
 from .sources import Source, SourceError, load
+from .store import open
 from .tokens import TextError, Tokens
+from .words import Words, join
 
 __all__ = [
     "PredictError",
@@ -32,8 +35,11 @@ __all__ = [
     "SourceError",
     "TextError",
     "Tokens",
+    "Words",
+    "join",
     "load",
     "next_tokens",
+    "open",
     "record",
     "run",
 ]

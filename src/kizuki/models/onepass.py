@@ -25,14 +25,14 @@ class Run:
         predictions: for each position the most probable next tokens `(id, label, probability)`; None for a
             model that predicts none.
         note: why there are no predictions, where a reader would expect some; else "".
-        source: the model it was.
+        source: the model it was; None for a recording that was opened from a file.
         seconds: how long the parts took: "tokens", "forward", "predictions".
     """
 
     tokens: Tokens
     recording: Recording
     predictions: list[list[tuple[int, str, float]]] | None
-    source: Source = field(repr=False)
+    source: Source | None = field(repr=False)
     seconds: dict[str, float]
     note: str = ""
 
@@ -96,6 +96,7 @@ def run(
         torch.no_grad(),
     ):
         hidden = base(input_ids=ids, **options)[0]  # [1, tokens, width]
+    recording.tokens = tokens
     seconds["forward"] = time.perf_counter() - began
 
     began = time.perf_counter()

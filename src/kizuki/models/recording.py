@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +16,8 @@ from .rule import RecordError, Rule
 
 if TYPE_CHECKING:
     from kizuki import AttentionMatrix
+
+    from .tokens import Tokens
 
 
 @dataclass(eq=False)
@@ -112,6 +116,9 @@ class Recording:
         heads: the recorded heads, or None for all; head h of `recording[layer]` is `heads[h]` of the model.
         passes: how many forward passes of the model ended in the block.
         model_name: the model's name, or its class where it has none.
+        tokens: the last pass's text and its tokens, where somebody said them: `kizuki.models.run` does, and
+            `recording.tokens = source.tokenize(text)` after a pass of your own. The next pass drops them.
+        versions: of kizuki, torch and transformers when it was saved, for one from a file; else None.
 
     A key is what the layer was given: behind a cache that keeps a sliding window only, key 0 is the first
     key still kept and not the first token.
@@ -132,7 +139,9 @@ class Recording:
         self.layers = tuple(layers)
         self.heads = None if heads is None else tuple(heads)
         self.passes = 0
-        self._captures: dict[int, Capture] = {}
+        self.tokens: Tokens | None = None
+        self.versions: dict[str, str] | None = None
+        self._captures: MutableMapping[int, Capture] = {}
         self._errors: dict[int, RecordError] = {}
         self._matrices: dict[int, tuple[AttentionMatrix, Rule]] = {}
         self._missing = "no forward pass of the model ran in the block, on the thread that opened it"
@@ -173,6 +182,36 @@ class Recording:
         """The mask's rule of a layer in words, such as "causal & window(7, None) & keys"."""
         return str(self._matrix(layer)[1])
 
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the recording into one safetensors file, which `kizuki.open` opens.
+
+        Kept of every layer: q, k and v as they are (keys behind the mask's end, which are room in a cache, are
+        left out), scale, softcap, sinks, the mask's rule, and the rows of the model's own output that A is
+        checked against; and the model's name, the tokens with their places in the text, and the versions of
+        kizuki, torch and transformers. A layer that cannot be handed out is kept as the error it raises.
+
+        Args:
+            path: the file, by custom `….safetensors`. One that is there is replaced, at once and only when the
+                new one is complete and on the disk; a writer that is killed leaves a `….part` beside it.
+
+        Returns:
+            The path.
+
+        Raises:
+            RecordError: no layer can be handed out, `tokens` are not those of the layers, or the file cannot
+                be written. What was at the path is then as it was.
+
+        Time and memory: one writing of the bytes and the check of every layer; one tensor more than the
+        recording holds.
+
+        Example:
+            >>> recording.save("mika.safetensors")                           # doctest: +SKIP
+            PosixPath('mika.safetensors')
+        """
+        from .store import save
+
+        return save(self, path)
+
     def _matrix(self, layer: int) -> tuple[AttentionMatrix, Rule]:
         if layer not in self.layers:
             raise RecordError(
@@ -199,6 +238,7 @@ class Recording:
         self._captures.clear()
         self._errors.clear()
         self._matrices.clear()
+        self.tokens = None
         self._missing = "the last forward pass did not finish"
 
     def _finish(self) -> None:

@@ -22,6 +22,13 @@ SIGNS = {
     "\ufe0f": "VS16",
     "\u00a0": "NBSP",
 }
+# Where a character without a look of its own makes one sign of its neighbours: a joiner between two emoji (or
+# letters that join), a variation selector behind a character that varies, the letters of a flag's region.
+JOINED = re.compile(
+    "(?<=[^\x00-\u024f\\s\u200d])\u200d(?=[^\x00-\u024f\\s\u200d])"
+    "|(?<=[0-9#*©®\u0250-\u200c\u200e-\U0001faff])[\ufe0e\ufe0f]"
+    "|\U0001f3f4[\U000e0020-\U000e007e]{1,6}\U000e007f"
+)
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
@@ -117,15 +124,24 @@ def token_label(tokenizer: Any, token: int) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` with what cannot be seen replaced by a sign or a name; inner spaces stay."""
+    """`text` with what cannot be seen replaced by a sign or a name; inner spaces stay.
+
+    So does what makes one sign of several characters: 👩‍👧 and ❤️ are shown as people write them.
+    """
     if text and not text.strip(" "):
         return "␣" * len(text)
+    blank = not text.strip(" \u3000")
+    joined = {place for found in JOINED.finditer(text) for place in range(*found.span())}
     shown = []
     for place, char in enumerate(text):
         kind = unicodedata.category(char)
-        if char in SIGNS:
+        if place in joined:
+            shown.append(char)
+        elif char in SIGNS:
             shown.append(SIGNS[char])
-        elif kind in ("Cc", "Cf", "Zl", "Zp", "Co", "Cn") or (kind == "Zs" and char not in " \u3000"):
+        elif kind in ("Cc", "Cf", "Zl", "Zp", "Co", "Cn") or (
+            kind == "Zs" and (char != " " if blank else char not in " \u3000")
+        ):
             shown.append(f"U+{ord(char):04X}")
         elif kind in ("Mn", "Me", "Mc") and (place == 0 or not text[place - 1].strip()):
             shown.append("◌" + char)  # a mark alone needs something to sit on

@@ -27,7 +27,7 @@ _HOME = {
     "ShapeError": "errors",
     "SizeError": "errors",
     "attend": "operator",
-    "attention": "operator",
+    "attention": "functional",
     "check": "accuracy",
     "open": "models",
     "record": "models",
@@ -58,10 +58,11 @@ if TYPE_CHECKING:
     from . import masks, nn
     from .accuracy import Report, check
     from .errors import KizukiTypeError, OptionError, ShapeError, SizeError
+    from .functional import attention
     from .models.record import record
     from .models.store import open
     from .observation import Observation, Observe
-    from .operator import AttentionMatrix, attend, attention
+    from .operator import AttentionMatrix, attend
     from .products import Identity
     from .sdpa import scaled_dot_product_attention
 

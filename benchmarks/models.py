@@ -1,13 +1,13 @@
 """A model with `attn_implementation="kizuki"` beside its own SDPA, in turn, in one process: prefill and generation.
 
-    python benchmarks/models.py [--prefill 4096 8192] [--prompt 4096] [--new 128] [--rounds 3]
+    python benchmarks/models.py [--prefill 4096 8192] [--prompt 4096] [--new 128] [--cache dynamic static] [--rounds 3]
 
 First the two are compared: the logits of `--check` tokens, against attention computed in float64, and the greedy
 tokens that are timed below. Then one JSON line a row goes to stdout:
 
     prefill   one pass over so many tokens, the last one's logits
-    generate  `model.generate`: the prompt and the new tokens, greedily, with the dynamic cache
-    decode    the new tokens alone, each from the cache that the prompt left
+    generate  `model.generate`: the prompt and the new tokens, greedily, with each of the caches
+    decode    the new tokens alone, one by one, after the prompt, with the dynamic cache
 """
 
 from __future__ import annotations
@@ -63,9 +63,14 @@ def last_logits(model: Any, ids: Tensor) -> Tensor:
     return model(ids, use_cache=False, logits_to_keep=1).logits
 
 
-def greedy(model: Any, ids: Tensor, new: int) -> list[int]:
+def greedy(model: Any, ids: Tensor, new: int, cache: str) -> list[int]:
     made = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=False
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new,
+        min_new_tokens=new,
+        do_sample=False,
+        cache_implementation=cache,
     )
     return made[0, ids.shape[1] :].tolist()
 
@@ -102,7 +107,14 @@ def measure(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[f
     return taken
 
 
-def report(what: str, tokens: int, new: int, taken: dict[str, list[float]], common: dict[str, Any]) -> None:
+def report(
+    what: str,
+    tokens: int,
+    new: int,
+    cache: str | None,
+    taken: dict[str, list[float]],
+    common: dict[str, Any],
+) -> None:
     """A JSON line for each implementation, with how many times as long SDPA took."""
     for name, seconds in taken.items():
         pairs = [a / b for a, b in zip(taken["sdpa"], seconds, strict=True)]
@@ -110,6 +122,7 @@ def report(what: str, tokens: int, new: int, taken: dict[str, list[float]], comm
             "what": what,
             "tokens": tokens,
             "new": new,
+            "cache": cache,
             "implementation": name,
             "median_s": statistics.median(seconds),
             "low_s": min(seconds),
@@ -128,6 +141,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, nargs="*", default=[4096, 8192])
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--cache", nargs="*", default=["dynamic", "static"], choices=["dynamic", "static"])
     parser.add_argument("--check", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -155,14 +169,14 @@ def main() -> None:
     prompt, found, caches = ids[:, : args.prompt], {}, {}
     for name in NAMES:
         with implementation(model, name):
-            found[name] = greedy(model, prompt, args.new)
+            for kind in args.cache:
+                found[name, kind] = greedy(model, prompt, args.new, kind)
             cache = DynamicCache(config=model.config)
             first = model(prompt, cache=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
             caches[name] = cache, first
-            if decode(model, copy.deepcopy(cache), first, args.new) != found[name]:
-                raise SystemExit(f"{name}: generate and single steps give different tokens")
-    if found["sdpa"] != found["kizuki"]:
-        raise SystemExit("the two give different greedy tokens")
+            found[name, "steps"] = decode(model, copy.deepcopy(cache), first, args.new)
+    if len({tuple(tokens) for tokens in found.values()}) != 1:
+        raise SystemExit(f"not everybody gives the same greedy tokens: {found}")
     print(f"the same {args.new} greedy tokens after {args.prompt}", file=sys.stderr)
 
     def named(name: str, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -177,18 +191,20 @@ def main() -> None:
         taken = measure(
             {name: named(name, lambda part=part: last_logits(model, part)) for name in NAMES}, args.rounds
         )
-        report("prefill", tokens, 0, taken, common)
-    taken = measure(
-        {name: named(name, lambda: greedy(model, prompt, args.new)) for name in NAMES}, args.rounds
-    )
-    report("generate", args.prompt, args.new, taken, common)
+        report("prefill", tokens, 0, None, taken, common)
+    for kind in args.cache:
+        taken = measure(
+            {name: named(name, lambda kind=kind: greedy(model, prompt, args.new, kind)) for name in NAMES},
+            args.rounds,
+        )
+        report("generate", args.prompt, args.new, kind, taken, common)
     taken = {name: [] for name in NAMES}
     for _ in range(args.rounds):
         for name in NAMES:
             cache, first = copy.deepcopy(caches[name][0]), caches[name][1]  # copied outside of what is timed
             run = named(name, lambda cache=cache, first=first: decode(model, cache, first, args.new))
             taken[name] += measure({name: run}, 1)[name]
-    report("decode", args.prompt, args.new, taken, common)
+    report("decode", args.prompt, args.new, "dynamic", taken, common)
 
 
 if __name__ == "__main__":

@@ -48,9 +48,9 @@ def install() -> None:
     gives the weights, before dropout, where A is small enough to be stored; `kizuki.record` gives them anywhere.
 
     Raises:
-        OptionError: no transformers, or one that describes its masks otherwise (5.x before mask functions
-            had `q_offset`). Later, while a model runs: a model that adds its mask to the scores by itself
-            (BLOOM, Falcon, MPT), sparse attention (DeepSeek 3.2), continuous batching.
+        OptionError: no transformers, or one that describes its masks otherwise. Later, while a model runs: a model
+            that does its attention by itself (BLOOM, MPT, XGLM, MPNet and others; Falcon and GPT-Neo are refused by
+            transformers on loading), sparse attention (DeepSeek 3.2), continuous batching.
 
     Cost: none until a model runs; then one reading of the mask a pass, O(batch × keys).
 
@@ -64,17 +64,18 @@ def install() -> None:
         torch.Size([1, 5, 11])
     """
     global _reader, _collector
-    needs = "kizuki.models.install: needs transformers 5 whose mask functions have q_offset"
+    needs = "kizuki.models.install: needs transformers 5.24 or one that describes its masks as it does"
     try:
         from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
         from transformers.modeling_utils import AttentionInterface
         from transformers.utils import output_capturing
     except ImportError as error:
         raise OptionError(f"{needs}; pip install 'kizuki[models]'") from error
-    if "q_offset" not in inspect.signature(sdpa_mask).parameters:
+    collector = getattr(output_capturing, "_active_collector", None)
+    if "q_offset" not in inspect.signature(sdpa_mask).parameters or collector is None:
         raise OptionError(f"{needs}; pip install -U transformers")
     if _reader is None:
-        _reader, _collector = Reader(), output_capturing._active_collector
+        _reader, _collector = Reader(), collector
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -126,6 +126,14 @@ class SelfAttention(nn.Module):
         cache: KVCache | None = None,
     ) -> Tensor:
         """Z, the shape of x; see the class."""
+        if self.slopes is not None and torch.compiler.is_compiling():
+            # A tracer cannot follow a function of scores that is made while it traces: one break around the call.
+            return cast(Tensor, torch.compiler.disable(self._read)(x, mask, positions, cache))
+        return self._read(x, mask, positions, cache)
+
+    def _read(
+        self, x: Tensor, mask: Mask | Tensor | None, positions: Tensor | None, cache: KVCache | None
+    ) -> Tensor:
         if cache is not None:
             return self._next(x, mask, positions, cache)
         query, key, options = self._scores(x, positions)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -56,18 +57,18 @@ def operands(heads: int, tokens: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(1, heads, tokens, 64, generator=generator).to(dtype) for _ in range(3)]
 
 
+def passes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
+    return {
+        "forward": lambda: kizuki.attention(q, k, v, causal=True),
+        "rows": lambda: kizuki.attention(q, k, v, causal=True, observe=ROWS),
+        "all": lambda: kizuki.attention(q, k, v, causal=True, observe=ALL),
+    }
+
+
 def fold(rounds: int) -> None:
     """Readings in passing, `[1, 8, 8192, 64]` causal."""
     for kind, dtype in DTYPES.items():
-        q, k, v = operands(8, 8192, dtype)
-        times = in_turn(
-            {
-                "forward": lambda: kizuki.attention(q, k, v, causal=True),
-                "rows": lambda: kizuki.attention(q, k, v, causal=True, observe=ROWS),
-                "all": lambda: kizuki.attention(q, k, v, causal=True, observe=ALL),
-            },
-            rounds,
-        )
+        times = in_turn(passes(*operands(8, 8192, dtype)), rounds)
         row(f"{kind} forward + top-8 + entropy + max / forward", times["rows"], times["forward"], 1.2)
         row(f"{kind} … + received + 512×512 pool / forward", times["all"], times["forward"], 1.6)
 
@@ -84,32 +85,27 @@ def built(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
     return output, top.values, entropy, weights.amax(-1), scores.amax((-1, -2)), weights.sum(-2), picture
 
 
+def agree(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> None:
+    """Stop unless the readings are those of the built matrix, whose scores are rounded as the inputs are."""
+    read = kizuki.attention(q, k, v, causal=True, observe=ALL)[1]
+    _, top, entropy, most, _, received, picture = built(q, k, v, seen)
+    bound = 1e-4 if q.dtype is torch.float32 else 0.05
+    best = None if read.topk is None else read.topk[0]
+    pairs = {"top": (best, top), "entropy": (read.entropy, entropy), "max": (read.max, most)}
+    pairs |= {"received": (read.received, received), "pool": (read.pool, picture)}
+    for name, (mine, theirs) in pairs.items():
+        if mine is None or not torch.allclose(mine, theirs, atol=bound, rtol=bound):
+            raise SystemExit(f"{name} differs from that of the built matrix")
+
+
 def against_built(rounds: int) -> None:
     """4,096 tokens, eight heads: everything at once, beside torch with A built."""
     seen = torch.ones(4096, 4096, dtype=torch.bool).tril()
     for kind, dtype in DTYPES.items():
         q, k, v = operands(8, 4096, dtype)
-        output, read = kizuki.attention(q, k, v, causal=True, observe=ALL)
-        _, top, entropy, most, _, received, picture = built(q, k, v, seen)
-        assert read.topk is not None
-        for mine, theirs in (
-            (read.topk[0], top),
-            (read.entropy, entropy),
-            (read.max, most),
-            (read.received, received),
-            (read.pool, picture),
-        ):
-            assert mine is not None
-            bound = 1e-4 if dtype is torch.float32 else 0.05  # its scores are rounded to bfloat16
-            assert torch.allclose(mine, theirs, atol=bound, rtol=bound)
-        del output, read, top, entropy, most, received, picture
-        times = in_turn(
-            {
-                "ours": lambda: kizuki.attention(q, k, v, causal=True, observe=ALL),
-                "built": lambda: built(q, k, v, seen),
-            },
-            max(3, rounds // 2),
-        )
+        agree(q, k, v, seen)
+        contestants = {"ours": passes(q, k, v)["all"], "built": partial(built, q, k, v, seen)}
+        times = in_turn(contestants, max(3, rounds // 2))
         row(f"{kind} scores built in torch / ours, 4,096 tokens", times["built"], times["ours"], 5.0)
 
 

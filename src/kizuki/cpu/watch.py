@@ -12,7 +12,9 @@ from .block import Block, rows_of
 from .sizes import watch_scratch
 from .target import Target
 
-GROUPS = 16  # tasks a plane, at most: each sums its own columns, so that the order of the sum is not the threads'
+GROUPS = (
+    16  # tasks a plane, at most: each sums its own columns, so that the order of the sum is not the threads'
+)
 SUMS = 1 << 22  # bytes of such sums of a plane
 STRIP = 1 << 23  # bytes of weights a thread keeps until their rows are finished
 SUM, LARGEST = 1, 2

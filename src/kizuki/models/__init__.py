@@ -12,10 +12,13 @@ and 3, GPT-2, GPT-J, GPT-NeoX, gpt-oss, Granite, Llama and Llama 4, Mistral, Mix
 Phi 3, Qwen 2 and 3, RoBERTa, SmolLM 2 and 3, ViT. It refuses by name what it cannot show: models that do their
 attention by themselves (BLOOM, DeBERTa, Falcon, GPT-Neo, MPNet, …), a learned position bias (T5), layers that
 share one module (ALBERT), other masks. Models of several stacks (BART) are recorded a part at a time.
+
+`install()` registers kizuki with transformers; after it `attn_implementation="kizuki"` names it.
 """
 
 from __future__ import annotations
 
+from .implementation import install
 from .onepass import Run, run
 from .predict import PredictError, next_tokens
 from .record import record
@@ -36,6 +39,7 @@ __all__ = [
     "TextError",
     "Tokens",
     "Words",
+    "install",
     "join",
     "load",
     "next_tokens",

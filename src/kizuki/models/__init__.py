@@ -15,6 +15,8 @@ share one module (ALBERT), other masks. Models of several stacks (BART) are reco
 
 from __future__ import annotations
 
+from .generation import GeneratedLayer, Generation, Row
+from .note import note
 from .onepass import Run, run
 from .predict import PredictError, next_tokens
 from .record import record
@@ -24,9 +26,12 @@ from .sources import Source, SourceError, load
 from .tokens import TextError, Tokens
 
 __all__ = [
+    "GeneratedLayer",
+    "Generation",
     "PredictError",
     "RecordError",
     "Recording",
+    "Row",
     "Run",
     "Source",
     "SourceError",
@@ -34,6 +39,7 @@ __all__ = [
     "Tokens",
     "load",
     "next_tokens",
+    "note",
     "record",
     "run",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .calls import Call
 from .recording import Capture
-from .rule import RecordError, Rule, bias_in, from_function, from_padding, from_tensor
+from .rule import RecordError, Rule, bias_in, derive, from_function, from_padding, from_tensor
 
 # Options of an attention function that put something into the scores which q, k, a bias and a rule do not hold.
 UNKNOWN = {
@@ -125,6 +125,8 @@ def _read(call: Call, trim: bool) -> Seen:
             bias = bias_in(mask.detach(), queries, keys)
     elif callable(getattr(call.mask, "mask_mod", None)):
         rules = [from_function(call.mask.mask_mod, batch, queries, keys, call.query.device)]
+    elif callable(getattr(call.mask, "visible", None)):  # a rule of kizuki.masks, given to `note`
+        rules = [_of_rule(call.mask, batch, queries, keys, call.query.device)]
     elif call.mask is not None:
         raise RecordError(f"its mask is a {type(call.mask).__name__}, which has no rule")
     if added is not None:
@@ -136,6 +138,15 @@ def _read(call: Call, trim: bool) -> Seen:
             f"its bias has shape {list(bias.shape)}, which is not [batch, heads, {queries}, {keys}]"
         )
     return rules, bias
+
+
+def _of_rule(mask: Any, batch: int, queries: int, keys: int, device: torch.device) -> Rule:
+    """The rule of a `kizuki.masks` mask: where scores of 0 leave weight."""
+    from kizuki import attend
+
+    query, key = (torch.zeros(batch, 1, length, 1, device=device) for length in (queries, keys))
+    matrix = attend(query, key, mask=mask)
+    return derive(lambda start, stop: matrix[:, :, start:stop] > 0, queries, keys, trim=False)
 
 
 def without_mask(call: Call) -> list[Rule]:

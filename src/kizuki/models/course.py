@@ -9,7 +9,7 @@ of output that it was checked with.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ def part_of(capture: Capture, past: int, queries: int, *, cross: bool, first: bo
             lines.first + place,
             torch.where(lines.count > 0, lines.last + place, -1),
             lines.count,
-            lines.seen[:, begin:],
+            lines.seen[:, begin:].clone(),
         )
     key, value = capture.key[:, :, begin:stop], capture.value[:, :, begin:stop]
     if key.shape[2] < capture.key.shape[2]:  # a view would hold the whole cache
@@ -127,7 +127,10 @@ class Course:
     ) -> None:
         """Keep the part of the last finished pass, before its captures are dropped for those of the next."""
         for layer, part in self.parts_of(captures, errors, cross, self.errors).items():
-            self.parts.setdefault(layer, []).append(part)
+            parts = self.parts.setdefault(layer, [])
+            if parts:  # the bias of a later row holds those of all before it
+                parts[-1] = replace(parts[-1], bias=None)
+            parts.append(part)
         for layer in [layer for layer, parts in self.parts.items() if len(parts) < len(self.starts)]:
             self.errors.setdefault(layer, RecordError("it did not run in every pass"))
         for layer in self.errors:
@@ -167,8 +170,14 @@ class Course:
 
     def crop(self, past: int) -> None:
         """Take back the tokens from `past` on: a draft that was not accepted."""
-        for layer, parts in self.parts.items():
-            self.parts[layer] = [_cut(part, past, layer) for part in parts if part.start < past]
+        for layer, parts in list(self.parts.items()):
+            if parts[-1].bias is not None:
+                self.errors[layer] = RecordError(
+                    "its cache was cropped, and with it a bias that has no one view then"
+                )
+                del self.parts[layer]
+            else:
+                self.parts[layer] = [_cut(part, past) for part in parts if part.start < past]
         keep = [number for number, start in enumerate(self.starts) if start < past]
         self.ids = [
             ids if ids is None else ids[:, : past - self.starts[number]]
@@ -181,8 +190,6 @@ class Course:
 
 def _beside(before: Part, part: Part, cross: bool) -> Part:
     """A later part, its keys dropped where they are those of the first, its bias compared with the one before."""
-    from dataclasses import replace
-
     if cross:
         part = replace(part, key=before.key, value=before.value)
     if (before.bias is None) != (part.bias is None) and not cross:
@@ -207,16 +214,10 @@ def _beside(before: Part, part: Part, cross: bool) -> Part:
     return part
 
 
-def _cut(part: Part, past: int, layer: Layer) -> Part:
-    from dataclasses import replace
-
+def _cut(part: Part, past: int) -> Part:
     queries = past - part.start
     if queries >= part.query.shape[2]:
         return part
-    if part.bias is not None:
-        raise RecordError(
-            f"layer {layer}: its cache was cropped, and its bias with it, which has no one view"
-        )
     kept = [row for row in part.rows if row < queries]
     keys = past - part.key_start
     lines = Lines(

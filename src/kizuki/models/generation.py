@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .course import Course, Part
-from .recording import Layer
+from .recording import Layer, leeway
 from .rule import Lines, RecordError, fit
 
 if TYPE_CHECKING:
@@ -244,8 +244,8 @@ class Generation:
             )
         query = query[:, :, begin:]
         rule = fit(lines, key.shape[2])
-        part, row, _ = list(self._used(parts, stop))[-1]
-        bias = _bias(part, row, self._first, query.shape[2], key.shape[2])
+        row = list(self._used(parts, stop))[-1][1]
+        bias = _bias(parts[-1], row, self._first, query.shape[2], key.shape[2])
         matrix = attend(
             query,
             key,
@@ -286,7 +286,7 @@ class Generation:
     def _check(self, matrix: AttentionMatrix, value: Tensor, parts: list[Part]) -> None:
         """A v of every sampled row against the model's own, in units of √ε · max|v|."""
         mine = matrix @ value
-        unit = math.sqrt(torch.finfo(matrix.dtype).eps) * max(float(value.abs().max()), 1e-30)
+        unit = leeway(matrix.dtype) * max(float(value.abs().max()), 1e-30)
         worst = 0.0
         for part, row, queries in self._used(parts, self._places.stop):
             if part.sample is None:

@@ -102,13 +102,16 @@ def choose(layers: Any, found: Layers) -> list[Layer] | None:
                 f"kizuki.record: layers holds {layer!r} but must hold whole numbers counted from 0, or names"
             )
         inside = [layer] if layer in known else [k for k in known if str(k).startswith(f"{layer}.")]
-        if not inside and known:
+        once = (
+            known == [0] and isinstance(layer, int) and layer >= 0
+        )  # one module, which may attend several times
+        if not inside and known and not once:
             raise RecordError(
                 f"kizuki.record: layers holds {layer!r} but the model has {len(found.listed())} layers, "
                 f"{_few(found.listed())}"
             )
         chosen += inside or [layer]
-    return sorted(set(chosen), key=known.index) if known else list(dict.fromkeys(chosen))
+    return sorted(set(chosen), key=known.index) if set(chosen) <= set(known) else list(dict.fromkeys(chosen))
 
 
 def _named(found: list[tuple[str, nn.Module]], modules: dict[int, str]) -> Layers:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from .calls import Call, listening, tell
 from .rule import RecordError
+
+if TYPE_CHECKING:
+    from ..mask import Mask
 
 
 def note(
@@ -15,7 +19,7 @@ def note(
     key: Tensor,
     value: Tensor,
     *,
-    mask: Tensor | None = None,
+    mask: Tensor | Mask | None = None,
     causal: bool = False,
     bias: Tensor | None = None,
     scale: float | None = None,
@@ -33,7 +37,8 @@ def note(
         query: `[batch, heads, queries, head_dim]`, after any rotary embedding.
         key, value: `[batch, kv_heads, keys, head_dim]`, heads not repeated, the cache's keys included.
         mask: bool (True = visible), or floating and added to the scores (0 = visible, −inf or a large negative number
-            = absent, any other number a bias); broadcasts to `[batch, heads, queries, keys]`. None: all keys.
+            = absent, any other number a bias); broadcasts to `[batch, heads, queries, keys]`; or a rule of
+            `kizuki.masks`, by itself. None: all keys.
         causal: each query sees the keys up to its own, the last query standing at the last key.
         bias: added to the scores in natural units, after scale and softcap (ALiBi, T5's); broadcasts likewise.
         scale: multiplies the scores; None means 1/√head_dim.
@@ -62,8 +67,6 @@ def note(
         >>> recording[0].shape, recording.checked(0)
         (torch.Size([1, 1, 4, 4]), True)
     """
-    import torch
-
     if torch.compiler.is_compiling():
         return
     heard = listening()
@@ -85,8 +88,12 @@ def note(
                     f"kizuki.models.note: {name} has {axes} but must be a tensor [batch, heads, length, dim]"
                 )
         given_mask = mask
-        if given_mask is not None:
+        if isinstance(given_mask, Tensor):
             given_mask = given_mask.reshape((1,) * (4 - given_mask.dim()) + tuple(given_mask.shape))
+        elif given_mask is not None and causal:
+            raise RecordError(
+                "kizuki.models.note: mask is a rule and causal is True; join them: mask & masks.causal()"
+            )
         return Call(
             module,
             "note",

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from ..errors import OptionError, SizeError
 from . import hf, torch_native, written
-from .calls import Call, watchers
+from .calls import Call, told, watchers
 from .capture import Masks, capture
 from .course import Course
 from .layers import Layers, choose, find
@@ -326,19 +328,20 @@ class _Recorder:
         if layer is not None:
             path = self._path(call.module)
             try:
-                kept = capture(
-                    call,
-                    path,
-                    self.masks,
-                    None if recording.heads is None else list(recording.heads),
-                    copy=self.copies,
-                    trim=self.copies and layer not in self.found.cross,
-                )
-                if self.observe is None:
-                    recording._captures[layer] = kept
-                else:
-                    recording._observations[layer] = kept.matrix()[0].observe(self.observe)
-            except RecordError as error:
+                with told(), torch.no_grad():  # what is computed to look is no attention of the model's
+                    kept = capture(
+                        call,
+                        path,
+                        self.masks,
+                        None if recording.heads is None else list(recording.heads),
+                        copy=self.copies,
+                        trim=self.copies and layer not in self.found.cross,
+                    )
+                    if self.observe is None:
+                        recording._captures[layer] = kept
+                    else:
+                        recording._observations[layer] = kept.matrix()[0].observe(self.observe)
+            except (RecordError, SizeError, OptionError) as error:  # the last two of what Observe asks for
                 text = str(error)
                 recording._errors[layer] = RecordError(text if text.startswith(path) else f"{path}: {text}")
         self._done()

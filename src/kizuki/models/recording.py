@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..errors import KizukiTypeError, OptionError, ShapeError
 from .rule import RecordError, Rule
 
 if TYPE_CHECKING:
@@ -82,15 +83,18 @@ class Capture:
     def _attend(self, rule: Rule) -> AttentionMatrix:
         from kizuki import attend
 
-        return attend(
-            self.query,
-            self.key[:, :, : rule.stop],
-            mask=rule.mask(self.query.shape[2]),
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            bias=None if self.bias is None else self.bias[..., : rule.stop],
-        )
+        try:
+            return attend(
+                self.query,
+                self.key[:, :, : rule.stop],
+                mask=rule.mask(self.query.shape[2]),
+                scale=self.scale,
+                softcap=self.softcap,
+                sinks=self.sinks,
+                bias=None if self.bias is None else self.bias[..., : rule.stop],
+            )
+        except (ShapeError, OptionError, KizukiTypeError) as error:
+            raise RecordError(f"{self.path}: {error}") from None
 
     def mixed(self, rule: Rule) -> Tensor:
         """A v of the sampled rows in float64, `[batch, heads, rows, value_dim]`."""
@@ -115,9 +119,14 @@ class Capture:
         if not gap.numel():
             return 0.0
         largest = max(float(self.value[:, :, : rule.stop].abs().max()), 1e-30)
-        unit = math.sqrt(torch.finfo(self.query.dtype).eps) * largest
+        unit = leeway(self.query.dtype) * largest
         same_nan = mine.isnan().any(-1)[live] & self.sample.isnan().any(-1)[live]
         return float(gap.masked_fill(same_nan, 0).nan_to_num(nan=math.inf).max()) / unit
+
+
+def leeway(dtype: torch.dtype) -> float:
+    """√ε: how far two ways to compute one row may be apart, by its size. Models in float64 do softmax in float32."""
+    return math.sqrt(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
 
 
 class Recording:

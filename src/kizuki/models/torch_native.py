@@ -1,12 +1,14 @@
 """Where attention passes by in models that use PyTorch's own functions.
 
-While a recording is open four entries are wrapped: `F.scaled_dot_product_attention` (also where a module
-imported it by name), `F.multi_head_attention_forward` (what `nn.MultiheadAttention` calls, and where it writes its
-attention out to return weights), and the two fused functions of the fast path, `torch._native_multi_head_attention`
-and `torch._transformer_encoder_layer_fwd`. A wrapper calls the original with exactly what it was given, so that no
-bit of the output changes; only on a thread where a recorded pass is running does it then tell what went by. The fast
-path hands out no query, key or value: they are computed once more from its input and its weights, and checked by
-carrying rows of A v through the rest of the layer to the output that it did give.
+While a recording is open these entries are wrapped: `F.scaled_dot_product_attention` and kizuki's function of that name
+(also where a module imported them by name), `F.multi_head_attention_forward` (what `nn.MultiheadAttention` calls, and
+where it writes its attention out to return weights), and the two fused functions of the fast path,
+`torch._native_multi_head_attention` and `torch._transformer_encoder_layer_fwd`.
+
+A wrapper calls the original with exactly what it was given, so that no bit of the output changes; only on a thread
+where a recorded pass is running does it then tell what went by. The fast path hands out no query, key or value: they
+are computed once more from its input and its weights, and checked by carrying rows of A v through the rest of the layer
+to the output that it did give.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .calls import Call, listening, tell
+from .recording import leeway
 from .rule import RecordError
 
 _lock = threading.Lock()
@@ -37,6 +40,7 @@ def install() -> None:
     with _lock:
         if _installed == 0:
             _replace(F, "scaled_dot_product_attention", _sdpa)
+            _replace(_kizukis_own(), "scaled_dot_product_attention", _sdpa)
             _replace(F, "multi_head_attention_forward", _multi_head)
             _replace(torch, "_native_multi_head_attention", _native)
             _replace(torch, "_transformer_encoder_layer_fwd", _encoder_layer)
@@ -53,6 +57,16 @@ def uninstall() -> None:
                 if getattr(module, name, None) is wrapper:
                     setattr(module, name, original)
             _undo.clear()
+
+
+def _kizukis_own() -> Any:
+    """Where `kizuki.scaled_dot_product_attention` lives, which a model may call for PyTorch's."""
+    import kizuki
+
+    function = (
+        kizuki.scaled_dot_product_attention
+    )  # also makes the package hold it, so that it is wrapped there too
+    return sys.modules[function.__module__]
 
 
 def _replace(home: Any, name: str, tell_of: Callable[..., Any]) -> None:
@@ -150,7 +164,7 @@ class _Projected:
             mine = self.rest(rows, mine)
         own = self.output[:, rows]
         # Behind W_O and a residual the sizes are those of the output itself.
-        unit = math.sqrt(torch.finfo(own.dtype).eps) * max(float(own.abs().nan_to_num(0, 0, 0).max()), 1e-30)
+        unit = leeway(own.dtype) * max(float(own.abs().nan_to_num(0, 0, 0).max()), 1e-30)
         gap = (mine - own).abs().amax(-1)
         gap = gap.masked_fill(mine.isnan().any(-1) & own.isnan().any(-1), 0)
         if self.real is not None:

@@ -24,6 +24,8 @@ ENTRIES = [
     (torch, "_transformer_encoder_layer_fwd"),
     (sys.modules[kizuki.scaled_dot_product_attention.__module__], "scaled_dot_product_attention"),
     (kizuki, "scaled_dot_product_attention"),
+    (kizuki, "attention"),
+    (sys.modules[kizuki.attention.__module__], "attention"),
 ]
 WIDTH = 16
 X, Y = oracle.randn(3, 7, WIDTH), oracle.randn(3, 5, WIDTH, seed=1)
@@ -225,6 +227,12 @@ class Block(nn.Module):
             z = imported.scaled_dot_product_attention(q, k, v, is_causal=True)
         elif self.kind == "kizuki":
             z = kizuki.scaled_dot_product_attention(q, k, v, is_causal=True)
+        elif self.kind == "attention":
+            z = kizuki.attention(q, k, v, causal=True)
+        elif self.kind == "masks":
+            z = kizuki.attention(
+                q, k, v, mask=kizuki.masks.causal(), window=(6, None), observe=kizuki.Observe()
+            )[0]
         elif self.kind == "five":
             z = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0]
         elif self.kind == "grouped":
@@ -289,7 +297,21 @@ def truth_of(model, x, dtype, **options):
 
 
 @pytest.mark.parametrize(
-    "kind", ["module", "name", "kizuki", "five", "grouped", "helper", "note", "rule", "tensor", "bare"]
+    "kind",
+    [
+        "module",
+        "name",
+        "kizuki",
+        "attention",
+        "masks",
+        "five",
+        "grouped",
+        "helper",
+        "note",
+        "rule",
+        "tensor",
+        "bare",
+    ],
 )
 def test_a_model_that_calls_the_function_or_names_q_k_v(kind):
     model = fresh(Net(kind))

@@ -50,7 +50,7 @@ class Masks:
 
 
 def _identity(given: Any) -> Any:
-    if isinstance(given, Tensor):
+    if type(given) is Tensor:  # a subclass may have no memory
         return given.data_ptr(), given.shape, given.stride(), given.dtype
     return id(given)
 
@@ -126,7 +126,7 @@ def _read(call: Call, trim: bool) -> Seen:
     elif callable(getattr(call.mask, "mask_mod", None)):
         rules = [from_function(call.mask.mask_mod, batch, queries, keys, call.query.device)]
     elif callable(getattr(call.mask, "visible", None)):  # a rule of kizuki.masks, given to `note`
-        rules = [_of_rule(call.mask, batch, queries, keys, call.query.device)]
+        rules = [_of_rule(call.mask, batch, call.query.shape[1], queries, keys, call.query.device)]
     elif call.mask is not None:
         raise RecordError(f"its mask is a {type(call.mask).__name__}, which has no rule")
     if added is not None:
@@ -140,11 +140,11 @@ def _read(call: Call, trim: bool) -> Seen:
     return rules, bias
 
 
-def _of_rule(mask: Any, batch: int, queries: int, keys: int, device: torch.device) -> Rule:
+def _of_rule(mask: Any, batch: int, heads: int, queries: int, keys: int, device: torch.device) -> Rule:
     """The rule of a `kizuki.masks` mask: where scores of 0 leave weight."""
     from kizuki import attend
 
-    query, key = (torch.zeros(batch, 1, length, 1, device=device) for length in (queries, keys))
+    query, key = (torch.zeros(1, device=device).expand(batch, heads, length, 1) for length in (queries, keys))
     matrix = attend(query, key, mask=mask)
     return derive(lambda start, stop: matrix[:, :, start:stop] > 0, queries, keys, trim=False)
 
@@ -170,8 +170,9 @@ def without_mask(call: Call) -> list[Rule]:
         first = min(queries, keys)
         return [Rule(first, right=queries - first) if flag else everything]
     causal = bool(getattr(call.module, "is_causal", True) if flag is None else flag) and queries > 1
-    if name == "sdpa":
-        return [Rule(min(queries, keys), right=0) if causal else everything]
+    if name in ("sdpa", "kizuki"):
+        first = min(queries, keys)
+        return [Rule(first, right=queries - first) if causal else everything]
     window = call.options.get("sliding_window")
     rules = [Rule(keys, right=0) if causal else everything]
     if isinstance(window, int) and keys > window:

@@ -95,7 +95,10 @@ class Course:
     """The passes of a model through one cache, from the first in the block to the last."""
 
     def __init__(self, cache: Any, past: int) -> None:
-        self.cache = None if cache is None else weakref.ref(cache)
+        try:
+            self.cache = None if cache is None else weakref.ref(cache)
+        except TypeError:  # a cache that nothing may point to: its passes stand alone
+            self.cache = None
         self.offset = past  # tokens that were in the cache before the first pass
         self.length = past  # tokens read, those included
         self.starts: list[int] = []  # per pass

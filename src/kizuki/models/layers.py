@@ -1,9 +1,9 @@
 """Which modules of a model do attention, and what they are called: numbers in one stack, names in several.
 
 A module is found by its class: one of its methods names transformers' attention interface, one of PyTorch's attention
-functions or `kizuki.models.note` (read off the byte code, so nothing runs; functions of its own that it calls are
-followed), or it is `nn.MultiheadAttention`, or a class of `written`. What is found by none of these and does attention
-all the same is met as it runs.
+functions, `kizuki.attention` or `kizuki.models.note` (read off the byte code, so nothing runs; functions of its own
+that it calls are followed), or it is `nn.MultiheadAttention`, or a class of `written`. What is found by none of these
+and does attention all the same is met as it runs.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _names_entry(function: FunctionType, depth: int) -> bool:
         return False
     function = inner
     for code in _codes(function.__code__):
-        if ENTRIES & set(code.co_names) or _names_note(function, code):
+        if ENTRIES & set(code.co_names) or _names_kizukis(function, code):
             return True
         if depth and not _is_a_librarys_function(function):
             called = (function.__globals__.get(name) for name in code.co_names)
@@ -194,18 +194,18 @@ def _names_entry(function: FunctionType, depth: int) -> bool:
     return False
 
 
-def _names_note(function: FunctionType, code: CodeType) -> bool:
-    """Whether a function's code names `note` as kizuki's."""
-    if "note" not in code.co_names:
-        return False
-    held = function.__globals__.get("note")
-    return getattr(held, "__module__", None) == "kizuki.models.note" or bool(
-        {"models", "kizuki"} & set(code.co_names)
-    )
+def _names_kizukis(function: FunctionType, code: CodeType) -> bool:
+    """Whether a function's code names `note` or `attention` as kizuki's."""
+    for name, home in (("note", "kizuki.models.note"), ("attention", "kizuki.operator")):
+        if name in code.co_names:
+            held = function.__globals__.get(name)
+            if getattr(held, "__module__", None) == home or "kizuki" in code.co_names:
+                return True
+    return False
 
 
 def _is_a_librarys_function(function: FunctionType) -> bool:
-    return (function.__module__ or "").partition(".")[0] in ("torch", "transformers")
+    return (function.__module__ or "").partition(".")[0] in ("torch", "transformers", "kizuki")
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -49,7 +49,8 @@ def record(
     The model's own attention function runs, whatever it is, so its output has the same bits as without
     recording. It is heard where it passes by: transformers' attention interface (eager, sdpa, flash, flex, custom),
     `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and `nn.TransformerEncoder` (also on their fast path),
-    BLOOM's and Falcon's own attention, and `kizuki.models.note`, one line in code of your own.
+    BLOOM's and Falcon's own attention, `kizuki.attention` and its like, and `kizuki.models.note`, one line in code of
+    your own.
 
     Args:
         model: any `torch.nn.Module` that is not compiled.
@@ -436,7 +437,10 @@ def _is_cache(given: Any) -> bool:
 
 def _length(cache: Any) -> int:
     """How many tokens a cache has seen."""
-    return 0 if cache is None else int(cache.get_seq_length())
+    try:
+        return 0 if cache is None else int(cache.get_seq_length())
+    except ValueError:  # of a model without an attention layer
+        return 0
 
 
 def _name(model: nn.Module) -> str:

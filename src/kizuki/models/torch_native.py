@@ -1,9 +1,9 @@
 """Where attention passes by in models that use PyTorch's own functions.
 
-While a recording is open these entries are wrapped: `F.scaled_dot_product_attention` and kizuki's function of that name
-(also where a module imported them by name), `F.multi_head_attention_forward` (what `nn.MultiheadAttention` calls, and
-where it writes its attention out to return weights), and the two fused functions of the fast path,
-`torch._native_multi_head_attention` and `torch._transformer_encoder_layer_fwd`.
+While a recording is open these entries are wrapped: `F.scaled_dot_product_attention`, kizuki's function of that name
+and `kizuki.attention` (also where a module imported them by name), `F.multi_head_attention_forward` (what
+`nn.MultiheadAttention` calls, and where it writes its attention out to return weights), and the two fused functions of
+the fast path, `torch._native_multi_head_attention` and `torch._transformer_encoder_layer_fwd`.
 
 A wrapper calls the original with exactly what it was given, so that no bit of the output changes; only on a thread
 where a recorded pass is running does it then tell what went by. The fast path hands out no query, key or value: they
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import sys
 import threading
 from collections.abc import Callable
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .calls import Call, listening, tell
+from .calls import Call, listening, tell, told
 from .recording import leeway
 from .rule import RecordError
 
@@ -40,7 +41,8 @@ def install() -> None:
     with _lock:
         if _installed == 0:
             _replace(F, "scaled_dot_product_attention", _sdpa)
-            _replace(_kizukis_own(), "scaled_dot_product_attention", _sdpa)
+            for name, tell_of in (("scaled_dot_product_attention", _sdpa), ("attention", _attention)):
+                _replace(_home_of(name), name, tell_of)
             _replace(F, "multi_head_attention_forward", _multi_head)
             _replace(torch, "_native_multi_head_attention", _native)
             _replace(torch, "_transformer_encoder_layer_fwd", _encoder_layer)
@@ -59,13 +61,11 @@ def uninstall() -> None:
             _undo.clear()
 
 
-def _kizukis_own() -> Any:
-    """Where `kizuki.scaled_dot_product_attention` lives, which a model may call for PyTorch's."""
+def _home_of(name: str) -> Any:
+    """The module of kizuki that a public function lives in."""
     import kizuki
 
-    function = (
-        kizuki.scaled_dot_product_attention
-    )  # also makes the package hold it, so that it is wrapped there too
+    function = getattr(kizuki, name)  # also makes the package hold it, so that it is wrapped there too
     return sys.modules[function.__module__]
 
 
@@ -104,7 +104,8 @@ def _sdpa(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    output = original(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    with told():
+        output = original(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
     def call(module: nn.Module) -> Call:
         mask = attn_mask
@@ -120,6 +121,48 @@ def _sdpa(
             {"scaling": options.get("scale"), "is_causal": is_causal},
             _four(output).transpose(1, 2),
             random=dropout_p > 0,
+        )
+
+    tell(listening(), call)
+    return output
+
+
+def _attention(
+    original: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> Any:
+    """`kizuki.attention`, which kizuki's own layers call."""
+    with told():
+        output = original(query, key, value, **options)
+    mixed = output[0] if isinstance(output, tuple) else output
+
+    def call(module: nn.Module) -> Call:
+        from kizuki import masks
+
+        if options.get("score") is not None:
+            raise RecordError("its scores go through a function of their own, which is not recorded")
+        mask, bias = options.get("mask"), options.get("bias")
+        rules = [masks.dense(mask) if isinstance(mask, Tensor) else mask] if mask is not None else []
+        if options.get("window") is not None:
+            rules.append(masks.window(*options["window"]))
+        causal = bool(options.get("causal"))
+        if rules and causal:
+            rules.append(masks.causal())
+        return Call(
+            module,
+            "note",
+            _four(query),
+            _four(key),
+            _four(value),
+            functools.reduce(operator.and_, rules) if rules else None,
+            {
+                "scaling": options.get("scale"),
+                "softcap": options.get("softcap"),
+                "s_aux": options.get("sinks"),
+                "position_bias": None if bias is None else _four(bias, query.dim()),
+                "is_causal": causal,
+            },
+            _four(mixed).transpose(1, 2),
+            random=bool(options.get("dropout")),
         )
 
     tell(listening(), call)

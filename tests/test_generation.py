@@ -187,7 +187,9 @@ def test_an_encoder_decoder_writes_with_both_of_its_attentions(config, cls, beam
         assert_generation(generation, model, layers, input_ids=IDS[part], attention_mask=mask[part])
         assert generation["decoder.1.cross"][0].shape == (4, 7)
         assert generation["decoder.1.self"][2].shape == (4, 3)
-    with pytest.raises(RecordError, match=r"generation\['encoder.0'\]"):
+    with pytest.raises(
+        RecordError, match=r"generation\['encoder.0'\]: it ran once, .*; read recording\['enc"
+    ):
         generation["encoder.0"]
     assert recording["encoder.1"].shape[2:] == (
         7,
@@ -296,7 +298,7 @@ def storage(recording):
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_memory_grows_with_the_tokens_and_not_with_their_square(make, cache):
     model, sizes = make(), []
-    for steps in (8, 16, 32):
+    for steps in (4, 8, 16):
         options = {"max_new_tokens": steps, "cache_implementation": cache}
         sizes.append(storage(generate(model, **options)[0]))
     assert sizes[2] - sizes[1] < 2.1 * (sizes[1] - sizes[0])
@@ -330,3 +332,33 @@ def test_keys_that_were_read_wrongly_are_found_out():
         RecordError, match=r"generation\[1\]: A v over the whole text is not what the layer returned"
     ):
         recording.generation(output, sequence=1)[1]
+
+
+def test_a_model_that_sees_a_picture_first():
+    part = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = tf.LlavaConfig(
+        vision_config=tf.CLIPVisionConfig(**part, image_size=12, patch_size=4),
+        text_config=tf.LlamaConfig(**part, vocab_size=99, max_position_embeddings=64),
+        image_token_index=98, vision_feature_layer=-1, vision_feature_select_strategy="full",
+    )  # fmt: skip
+    model, picture = build(tf.LlavaForConditionalGeneration, config), oracle.randn(1, 3, 12, 12)
+    ids = torch.cat([torch.full((1, 10), 98), IDS[:1]], 1)
+    recording, output = generate(model, ids, None, pixel_values=picture)
+    generation = recording.generation(output)
+    assert_names(generation, output[0], 17)
+    assert generation.layers == ("language_model.0", "language_model.1")
+    tower = "vision_tower.encoder.0"
+    with pytest.raises(
+        RecordError, match=r"ran once, before the passes .* read recording\['vision_tower.encoder.0'\]"
+    ):
+        generation[tower]
+    assert recording[tower].shape == (1, 4, 10, 10)
+    truth, plain = (
+        copy.deepcopy(model)
+        .to(dtype)(generation.tokens[None], pixel_values=picture.to(dtype), output_attentions=True)
+        .attentions
+        for dtype in (torch.float64, torch.float32)
+    )
+    for n, layer in enumerate(generation):
+        cut = (slice(None), slice(None), slice(0, 25), slice(0, 25))
+        assert_accurate(generation[layer].matrix[...], truth[n][cut], plain[n][cut].detach(), layer)

@@ -118,6 +118,7 @@ class Generation:
             raise RecordError(f"recording.generation: {recording._missing}")
         self._course = course
         self._cross = recording._cross
+        self._once = set(recording._apart)
         self._parts, self._errors = recording._parts()
         sequences = getattr(output, "sequences", output)
         if not isinstance(sequences, Tensor) or sequences.dim() != 2:
@@ -181,6 +182,8 @@ class Generation:
         if layer not in self._made:
             if layer not in self._parts:
                 why = self._errors.get(layer, "it was not recorded in the passes that wrote the answer")
+                if layer in self._once:
+                    why = f"it ran once, before the passes that wrote the answer; read recording[{layer!r}]"
                 raise RecordError(f"generation[{layer!r}]: {why}")
             try:
                 self._made[layer] = self._make(self._parts[layer], layer in self._cross)

@@ -180,7 +180,8 @@ class _Recorder:
         self.names: dict[tuple[int, int], Layer] = {}  # (id of a module, which of its calls) -> layer
         self.copies = False  # the cache is written over in place
         self.times: dict[int, int] = {}  # id of a module -> how often it attended in this pass
-        self.ran_apart: set[Layer] = set()  # layers of a part (an encoder) that ran before the model
+        self.apart = False  # the pass is one of a part
+        self.waits = False  # a part has run and the model not yet
         self.cache: Any = None
         self.past = 0
         self.ids: Tensor | None = None
@@ -233,10 +234,9 @@ class _Recorder:
         if id(module) in self.parts:  # an encoder by itself, before the decoder's passes
             inside = self._inside(module)
             recording._begin([layer for layer in self.found.found if layer not in inside])
-            self.ran_apart = inside
+            recording._apart, self.apart, self.waits = recording._apart | inside, True, True
             return
-        if kwargs.get("encoder_outputs") is None:
-            self.ran_apart = set()
+        self.apart = False
         self.cache = next((each for each in given if _is_cache(each)), None)
         self.past = _length(self.cache)
         self.ids = next(
@@ -249,12 +249,15 @@ class _Recorder:
         )
         course = recording._course
         if course is not None and course.goes_on(self.cache, self.past):
-            course.take(recording._captures, recording._errors, self.found.cross)
+            course.take(recording._in_course(), recording._errors, self.found.cross)
             if self.past < course.length:
                 course.crop(self.past)
         else:
             recording._course = None
-        recording._begin(self.ran_apart)
+            if not self.waits and kwargs.get("encoder_outputs") is None:
+                recording._apart = set()
+        self.waits = False
+        recording._begin(recording._apart)
 
     def _finish(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() == self.thread and self.running[:1] == [id(module)]:
@@ -279,7 +282,7 @@ class _Recorder:
                 (
                     kept.query.shape[2]
                     for layer, kept in recording._captures.items()
-                    if layer not in self.ran_apart
+                    if layer not in recording._apart
                 ),
                 default=0,
             )
@@ -365,6 +368,8 @@ class _Recorder:
         layer = self.names[key]
         if self.everything:
             self.recording._grow(layer)
+        if not self.apart:
+            self.recording._apart.discard(layer)
         return layer if layer in self.recording.layers else None
 
     def _name(self, module: nn.Module, number: int) -> Layer:

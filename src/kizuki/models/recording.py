@@ -173,6 +173,9 @@ class Recording:
         self._kept: list[Recording] | None = None  # every pass, where all are kept
         self._course: Course | None = None  # the passes through one cache that the last one goes on with
         self._cross: set[Layer] = set()
+        self._apart: set[Layer] = (
+            set()
+        )  # layers of a part (an encoder) that ran by itself, before the model's passes
         self._eos: Any = None  # what the model's own settings say ends a text
         self._missing = "no forward pass of the model ran in the block, on the thread that opened it"
 
@@ -329,8 +332,12 @@ class Recording:
         if self._course is None:
             return {}, {}
         errors = dict(self._course.errors)
-        last = self._course.parts_of(self._captures, self._errors, self._cross, errors)
+        last = self._course.parts_of(self._in_course(), self._errors, self._cross, errors)
         return {layer: [*self._course.parts.get(layer, []), part] for layer, part in last.items()}, errors
+
+    def _in_course(self) -> dict[Layer, Capture]:
+        """What the last pass itself left."""
+        return {layer: kept for layer, kept in self._captures.items() if layer not in self._apart}
 
     # The rest is called by the recorder as a pass goes on.
 

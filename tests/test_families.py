@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import numpy as np
 import oracle
@@ -87,6 +88,26 @@ def test_bloom_reads_its_alibi_as_a_bias(side):
     for layer in recording:
         assert_layer(recording, layer, own.attentions[layer], visible(real), bias=bias)
         assert recording[layer].problem.bias.shape[2] == 1  # O(keys), not queries × keys
+
+
+def test_two_threads_record_bloom_each_its_own_passes():
+    model, ids, found = build(tf.BloomForCausalLM, BLOOM), some_ids(), {}
+    together = threading.Barrier(2, timeout=20)
+
+    def work(tokens):
+        with torch.no_grad(), kizuki.record(model) as recording:
+            together.wait()
+            for _ in range(10):
+                model(ids[:, :tokens])
+            together.wait()
+        found[tokens] = (recording.layers, recording.passes, recording[1].shape[-1], recording.checked(1))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (5, 11)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {5: ((0, 1), 10, 5, True), 11: ((0, 1), 10, 11, True)}
 
 
 @pytest.mark.parametrize("side", ["none", "left"])

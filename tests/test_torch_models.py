@@ -375,6 +375,31 @@ def test_flat_attention_has_one_head():
         assert_accurate(matrix[...], truth, plain, "A")
 
 
+def test_several_batch_axes_are_one():
+    class Deep(nn.Module):
+        def forward(self, q, k, mask):
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+
+    q, k = oracle.randn(2, 3, 4, 5, 8), oracle.randn(2, 3, 4, 7, 8, seed=1)
+    bias = oracle.randn(3, 1, 5, 7)  # for each of the inner batch
+    recording = run(Deep(), q, k, bias)
+    flat = (q.flatten(0, 1), k.flatten(0, 1))
+    wide = bias.expand(2, 3, 1, 5, 7).flatten(0, 1)
+    truth = oracle.plain(*flat, bias=wide, dtype=torch.float64)[0]
+    assert_accurate(recording[0][...], truth, oracle.plain(*flat, bias=wide)[0], "A")
+
+
+def test_only_chosen_layers_are_projected_once_more(monkeypatch):
+    model, times = encoder(), []
+    linear = F.linear
+    monkeypatch.setattr(F, "linear", lambda *args: times.append(1) or linear(*args))
+    for layers, expected in (([0], 4), (None, 8)):  # q, k, v at once; W_O and two more for the check
+        times.clear()
+        with torch.no_grad(), kizuki.record(model, layers=layers):
+            model(X)
+        assert len(times) == expected
+
+
 def test_causal_from_the_upper_left_with_more_queries_than_keys():
     class Tall(nn.Module):
         def forward(self, q, k):

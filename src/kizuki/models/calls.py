@@ -16,8 +16,6 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from .rule import RecordError
-
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -46,9 +44,8 @@ class Watcher(Protocol):
 
     def wants(self, module: nn.Module) -> bool: ...
 
-    def heard(self, call: Call) -> None: ...
-
-    def refused(self, module: nn.Module, error: RecordError) -> None: ...
+    def hear(self, module: nn.Module, make: Callable[[nn.Module], Call]) -> None:
+        """`module` has attended; `make(module)` is the call, or raises RecordError. It is made where it is wanted."""
 
 
 _here = (
@@ -98,17 +95,15 @@ def callers() -> Iterator[nn.Module]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def tell(heard: tuple[Watcher, ...], call: Callable[[nn.Module], Call]) -> None:
-    """Tell each watcher of `call(module)`, where module is the innermost running one that it knows."""
+def tell(heard: tuple[Watcher, ...], call: Callable[[nn.Module], Call], part: str | None = None) -> None:
+    """Tell each watcher of `call(module)`, where module is the innermost running one that it knows.
+
+    `part` names what in that module attends, where a function does the work of several modules.
+    """
     waiting = list(heard)
     for module in callers():
         for watcher in [w for w in waiting if w.wants(module)]:
             waiting.remove(watcher)
-            try:
-                heard_of = call(module)
-            except RecordError as error:  # the pass itself goes on
-                watcher.refused(module, error)
-            else:
-                watcher.heard(heard_of)
+            watcher.hear(module if part is None else getattr(module, part, module), call)
         if not waiting:
             return

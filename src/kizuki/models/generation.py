@@ -114,6 +114,8 @@ class Generation:
         self, recording: Recording, output: Any, sequence: int | None, prompt: int | None, eos: Any
     ) -> None:
         course = recording._course
+        if recording._observations:
+            raise RecordError("recording.generation: keep=Observe(...) keeps no q and k; record without it")
         if course is None or not course.starts:
             raise RecordError(f"recording.generation: {recording._missing}")
         self._course = course

@@ -99,7 +99,7 @@ def _heard(
             random=bool(module.training and options.get("dropout")),
         )
         for watcher in interested:
-            watcher.heard(call)
+            watcher.hear(module, lambda _: call)
         return output
 
     attention._kizuki = True  # type: ignore[attr-defined]

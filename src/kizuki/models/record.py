@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..errors import OptionError, SizeError
 from . import hf, torch_native, written
@@ -124,32 +124,26 @@ def recorder(
     watcher = _Recorder(recording, found, chosen is None, _what(keep), on_layer)
     if keep == "all":
         recording._kept = []
-    handles: list[Any] = []
-    with_table = _needs_table(model)
-    if with_table:
-        hf.install()
-    torch_native.install()
-    try:
+    with ExitStack() as undo:
+        if _needs_table(model):
+            hf.install()
+            undo.callback(hf.uninstall)
+        torch_native.install()
+        undo.callback(torch_native.uninstall)
+        undo.callback(watcher.close)
         whole, parts = _tops(model, [path for path, _ in found.found.values()])
         watcher.parts = {id(module) for module in parts}
         for module in [*whole, *parts]:
-            handles += watcher.attach(module)
+            watcher.attach(module, undo)
         for _, module in found.found.values():
             if written.knows(module):
-                handles += written.Written(module, watcher.heard_of, watcher.hear).attach()
+                written.Written(module, watcher, watcher.heard_of).attach(undo)
         yield recording
         if not recording.layers and recording.passes:
             raise RecordError(
                 f"kizuki.record: {type(model).__name__} ran {recording.passes} times and no attention was heard: it is "
                 "written out by hand; name q, k and v in its forward with kizuki.models.note(query, key, value)"
             )
-    finally:
-        for handle in handles:
-            handle.remove()
-        watcher.close()
-        torch_native.uninstall()
-        if with_table:
-            hf.uninstall()
 
 
 class _Recorder:
@@ -169,9 +163,7 @@ class _Recorder:
         self.observe = observe
         self.layer_of = {id(module): layer for layer, (_, module) in found.found.items()}
         self.alone = len(found.found) == 1  # one module for all layers
-        self.numbers = (
-            len(found.found) if self.alone or not found.found else 0
-        )  # layers named as they are met
+        self.numbers = len(found.found)  # of layers, where they are numbered as they are met
         self.on_layer = on_layer
         self.thread = threading.get_ident()
         self.running: list[int] = []  # ids of the hooked modules a pass is inside, outermost first
@@ -187,26 +179,26 @@ class _Recorder:
         self.ids: Tensor | None = None
         self.masks = Masks()
 
-    def attach(self, module: nn.Module) -> list[Any]:
+    def attach(self, module: nn.Module, undo: ExitStack) -> None:
         """Hooks that mark where a pass through this module begins and ends, however it ends."""
         if isinstance(module, nn.TransformerEncoderLayer):
             # A hook on the layer itself would switch its fast path off: listen to every module, hear this one.
-            return [
-                torch_module.register_module_forward_pre_hook(
-                    lambda m, args: self._enter(m, args, {}) if m is module else None
-                ),
-                torch_module.register_module_forward_hook(
-                    lambda m, args, out: self._finish(m, args, out) if m is module else None
-                ),
-                torch_module.register_module_forward_hook(
+            before, after = register_module_forward_pre_hook, register_module_forward_hook
+            hooks = [
+                before(lambda m, args: self._enter(m, args, {}) if m is module else None),
+                after(lambda m, args, out: self._finish(m, args, out) if m is module else None),
+                after(
                     lambda m, args, out: self._leave(m, args, out) if m is module else None, always_call=True
                 ),
             ]
-        return [
-            module.register_forward_pre_hook(self._enter, with_kwargs=True),
-            module.register_forward_hook(self._finish),
-            module.register_forward_hook(self._leave, always_call=True),
-        ]
+        else:
+            hooks = [
+                module.register_forward_pre_hook(self._enter, with_kwargs=True),
+                module.register_forward_hook(self._finish),
+                module.register_forward_hook(self._leave, always_call=True),
+            ]
+        for hook in hooks:
+            undo.callback(hook.remove)
 
     def close(self) -> None:
         """Forget the pass, whatever state it is in."""
@@ -312,51 +304,42 @@ class _Recorder:
         """Whether a module has attended in this pass."""
         return id(module) in self.times
 
-    def hear(self, module: nn.Module, call: Callable[[nn.Module], Call]) -> None:
-        """A call that is worked out only where it is wanted."""
-        try:
-            heard = call(module)
-        except RecordError as error:
-            self.refused(module, error)
-        else:
-            self.heard(heard)
-
-    def refused(self, module: nn.Module, error: RecordError) -> None:
-        layer = self._layer(module)
+    def hear(self, module: nn.Module, make: Callable[[nn.Module], Call]) -> None:
+        """A module has attended: keep what was chosen of it, and leave the pass alone whatever is wrong with it."""
+        layer, recording = self._layer(module), self.recording
         if layer is not None:
-            self.recording._errors[layer] = RecordError(f"{self._path(module)}: {error}")
-        self._done()
-
-    def heard(self, call: Call) -> None:
-        layer, recording = self._layer(call.module), self.recording
-        if layer is not None:
-            path = self._path(call.module)
+            for held in (
+                recording._captures,
+                recording._errors,
+                recording._matrices,
+                recording._observations,
+            ):
+                held.pop(layer, None)
+            path = self.found.modules[id(module)] or type(module).__name__
             try:
                 with told(), torch.no_grad():  # what is computed to look is no attention of the model's
-                    kept = capture(
-                        call,
-                        path,
-                        self.masks,
-                        None if recording.heads is None else list(recording.heads),
-                        copy=self.copies,
-                        trim=self.copies and layer not in self.found.cross,
-                    )
-                    if self.observe is None:
-                        recording._captures[layer] = kept
-                    else:
-                        recording._observations[layer] = kept.matrix()[0].observe(self.observe)
+                    self._keep(layer, path, make(module))
             except (RecordError, SizeError, OptionError) as error:  # the last two of what Observe asks for
                 text = str(error)
                 recording._errors[layer] = RecordError(text if text.startswith(path) else f"{path}: {text}")
-        self._done()
-
-    def _done(self) -> None:
         if self.on_layer is not None:
             done = sum(self.times.values())
             self.on_layer(done, max(done, len(self.found.found)))
 
-    def _path(self, module: nn.Module) -> str:
-        return self.found.modules[id(module)] or type(module).__name__
+    def _keep(self, layer: Layer, path: str, call: Call) -> None:
+        heads = self.recording.heads
+        kept = capture(
+            call,
+            path,
+            self.masks,
+            None if heads is None else list(heads),
+            copy=self.copies,
+            trim=self.copies and layer not in self.found.cross,
+        )
+        if self.observe is None:
+            self.recording._captures[layer] = kept
+        else:
+            self.recording._observations[layer] = kept.matrix()[0].observe(self.observe)
 
     def _layer(self, module: nn.Module) -> Layer | None:
         """The layer that a module attends for now, None where it was not chosen; what is new is named."""

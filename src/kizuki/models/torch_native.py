@@ -110,7 +110,7 @@ def _sdpa(
     def call(module: nn.Module) -> Call:
         mask = attn_mask
         if mask is not None:
-            mask = _four(mask.reshape((1,) * (2 - mask.dim()) + tuple(mask.shape)), query.dim())
+            mask = _spread(mask, query)
         return Call(
             module,
             "torch",
@@ -158,7 +158,7 @@ def _attention(
                 "scaling": options.get("scale"),
                 "softcap": options.get("softcap"),
                 "s_aux": options.get("sinks"),
-                "position_bias": None if bias is None else _four(bias, query.dim()),
+                "position_bias": None if bias is None else _spread(bias, query),
                 "is_causal": causal,
             },
             _four(mixed).transpose(1, 2),
@@ -169,20 +169,21 @@ def _attention(
     return output
 
 
-def _four(tensor: Tensor, dim: int | None = None) -> Tensor:
-    """`[batch, heads, length, dim]` of attention over any leading axes: none, heads' place left 1, or several batches.
-
-    `dim` is the number of axes of the query a mask broadcasts to.
-    """
-    dim = tensor.dim() if dim is None else dim
+def _four(tensor: Tensor) -> Tensor:
+    """`[batch, heads, length, dim]` of attention over any leading axes: no heads, or several batch axes."""
     if tensor.is_nested:
         raise RecordError("it is given nested tensors, which have no one length to show")
-    tensor = tensor.reshape((1,) * (dim - tensor.dim()) + tuple(tensor.shape))
-    if dim == 4:
-        return tensor
-    if dim < 4:  # [batch, length, dim] has one head
-        return tensor[:, None] if dim == 3 else tensor[None, None]
-    return tensor.flatten(0, dim - 4)
+    if tensor.dim() > 4:
+        return tensor.flatten(0, -4)
+    if tensor.dim() == 3:  # [batch, length, dim] has one head
+        return tensor[:, None]
+    return tensor if tensor.dim() == 4 else tensor[None, None]
+
+
+def _spread(mask: Tensor, query: Tensor) -> Tensor:
+    """A mask that broadcasts to `[..., queries, keys]` with the axes of `_four(query)`."""
+    mask = mask.reshape((1,) * (query.dim() - mask.dim()) + tuple(mask.shape))
+    return _four(mask if query.dim() <= 4 else mask.expand(*query.shape[:-3], *mask.shape[-3:]))
 
 
 # -- nn.MultiheadAttention -------------------------------------------------------------------------
@@ -329,8 +330,7 @@ def _encoder_layer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
              "ffn_weight_1", "ffn_bias_1", "ffn_weight_2", "ffn_bias_2", "mask", "mask_type")  # fmt: skip
     given = {**dict(zip(names, args, strict=False)), **kwargs}
 
-    def call(layer: nn.Module) -> Call:
-        module = getattr(layer, "self_attn", layer)
+    def call(module: nn.Module) -> Call:
         with torch.no_grad():
             source, _ = _dense(given["src"])
             attended = _norm(given, 1, source) if given["norm_first"] else source
@@ -338,7 +338,7 @@ def _encoder_layer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
             module, given["src"], attended, given, output, lambda rows, x: _rest(given, source[:, rows], x)
         )
 
-    tell(listening(), call)
+    tell(listening(), call, part="self_attn")
     return output
 
 

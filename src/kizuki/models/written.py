@@ -6,16 +6,16 @@ but Falcon's rotary embedding of q and k; keys behind a cache are read from the 
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
 
-from .calls import Call, listening
-
-Hear = Callable[[nn.Module, Callable[[nn.Module], Call]], None]
+from .calls import Call, Watcher, listening
 
 
 def knows(module: nn.Module) -> bool:
@@ -31,27 +31,28 @@ def _rule_of(module: nn.Module) -> Callable[..., Call] | None:
 
 
 class Written:
-    """The hooks on one module; `hear(module, call)` is told as its forward ends, unless it was told already."""
+    """The hooks on one module; the watcher hears of it as its forward ends, unless it did already."""
 
-    def __init__(self, module: nn.Module, told: Callable[[nn.Module], bool], hear: Hear) -> None:
+    def __init__(self, module: nn.Module, watcher: Watcher, heard_of: Callable[[nn.Module], bool]) -> None:
         self.module = module
-        self.told = told
-        self.hear = hear
+        self.watcher = watcher
+        self.heard_of = heard_of
         self.inside: dict[str, Any] = {}
 
-    def attach(self) -> list[Any]:
+    def attach(self, undo: ExitStack) -> None:
         module = self.module
         into: nn.Module = module.query_key_value  # type: ignore[assignment]
         out_of: nn.Module = module.dense  # type: ignore[assignment]
-        return [
+        for hook in (
             module.register_forward_pre_hook(self._enter, with_kwargs=True),
             into.register_forward_hook(self._projected),
             out_of.register_forward_pre_hook(self._mixed),
             module.register_forward_hook(self._leave, with_kwargs=True),
-        ]
+        ):
+            undo.callback(hook.remove)
 
     def _listens(self) -> bool:
-        return any(watcher.wants(self.module) for watcher in listening())
+        return self.watcher in listening()  # its pass runs, and on this thread
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._listens():
@@ -70,16 +71,13 @@ class Written:
             return
         inside, self.inside = self.inside, {}
         rule = _rule_of(module)
-        if rule is None or self.told(module):  # Falcon under sdpa goes by PyTorch's function
+        if rule is None or self.heard_of(module):  # Falcon under sdpa goes by PyTorch's function
             return
-        self.hear(
-            module, lambda owner: rule(owner, inside["packed"], inside["mixed"], _named(module, args, kwargs))
-        )
+        packed, mixed = inside["packed"], inside["mixed"]
+        self.watcher.hear(module, lambda owner: rule(owner, packed, mixed, _named(module, args, kwargs)))
 
 
 def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    import inspect
-
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     bound.apply_defaults()
     return dict(bound.arguments)

@@ -363,3 +363,42 @@ def test_a_model_that_sees_a_picture_first():
     cut = (slice(None), slice(None), slice(0, 25), slice(0, 25))
     for n, layer in enumerate(generation):
         assert_accurate(generation[layer].matrix[...], truth[n][cut], plain[n][cut], layer)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_cache_that_was_filled_before_the_block(name):
+    """Rows begin where recording did; keys are all there, unless the cache has dropped some of them."""
+    model, ids = tiny(name), IDS[1:]
+    cache = tf.DynamicCache(config=model.config)
+    before = 3 if name == "llama" else 6  # the window is 5
+    with torch.no_grad():
+        model(ids[:, :before], cache=cache)
+        with kizuki.record(model) as recording:
+            output = model(ids[:, before:], cache=cache)
+            token = output.logits[:, -1:].argmax(-1)
+            output = model(token, cache=cache)
+    text = torch.cat([ids, token, output.logits[:, -1:].argmax(-1)], 1)
+    generation = recording.generation(text)
+    assert [row.position for row in generation.rows] == list(range(before, 8))
+    assert generation.prompt == 7
+    if name == "mistral":
+        with pytest.raises(RecordError, match=r"generation\[0\]: its cache had dropped the first 2 tokens"):
+            generation[0]
+        return
+    truth, plain = (
+        full(model, text[0], dtype)[1][:, :, before:8, :8] for dtype in (torch.float64, torch.float32)
+    )
+    assert_accurate(generation[1].matrix[...], truth, plain, "rows behind what was read before")
+    assert generation[1][0].shape == (4, 7)
+    assert generation[1].row(0).shape == (4, before + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_models(dtype):
+    model = tiny("gemma2").to(dtype)
+    recording, output = generate(model)
+    generation = recording.generation(output, sequence=0)
+    layer = generation[1]
+    assert layer.matrix.dtype is dtype
+    assert layer.matrix.shape == (1, 4, 12, 12)
+    assert layer[3].float().sum(-1) == pytest.approx(torch.ones(4), abs=0.02)

@@ -115,7 +115,7 @@ def choose(layers: Any, found: Layers) -> list[Layer] | None:
 
 
 def _named(found: list[tuple[str, nn.Module]], modules: dict[int, str]) -> Layers:
-    """Names for what was found: see the module's docstring of `Recording`."""
+    """Names for what was found, as `Recording` describes them."""
     stacks: dict[str, list[tuple[str, nn.Module]]] = defaultdict(list)
     for path, module in found:
         stacks[re.sub(r"(?<![^.])\d+(?![^.])", "*", path)].append((path, module))

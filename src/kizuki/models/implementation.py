@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from .. import masks
 from ..errors import KizukiTypeError, OptionError, ShapeError, show
+from ..functional import attention as mix
 from ..operator import attend
-from ..operator import attention as mix
 from .hfmask import Plan, Reader, RuleMask, Scene, plan
 
 NAME = "kizuki"

@@ -11,8 +11,9 @@ from torch.nn.functional import linear, pad
 
 from .. import masks
 from ..errors import KizukiTypeError, OptionError, ShapeError, show
+from ..functional import attention
 from ..mask import Mask
-from ..operator import AttentionMatrix, attend, attention
+from ..operator import AttentionMatrix, attend
 
 CALLER = "kizuki.nn.MultiheadAttention"
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import OptionError, ShapeError, show
+from ..functional import attention
 from ..mask import Mask
-from ..operator import AttentionMatrix, attend, attention
+from ..operator import AttentionMatrix, attend
 from .cache import KVCache
 from .positions import alibi, rotary, slopes
 

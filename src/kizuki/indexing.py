@@ -22,6 +22,12 @@ def weights(matrix: AttentionMatrix, index: Any, limit: int) -> Tensor:
     Where the key axis is read by an int or a slice, whole rows are computed and cut; otherwise the wanted
     entries are gathered from their rows. Every row touched costs one read of the keys it belongs to.
     """
+    if (
+        isinstance(index, tuple)
+        and len(index) == len(matrix.shape) - 1
+        and all(type(p) is int for p in index)
+    ):
+        return _row(matrix, index)
     # To torch an integer tensor without axes is an int.
     parts = tuple(int(p) if _is_scalar(p) else p for p in (index if isinstance(index, tuple) else (index,)))
     split = _split(parts, len(matrix.shape))
@@ -29,6 +35,22 @@ def weights(matrix: AttentionMatrix, index: Any, limit: int) -> Tensor:
         if split is None:
             return _entries(matrix, parts, limit)
         return _rows(matrix, *split, limit)
+
+
+def _row(matrix: AttentionMatrix, index: tuple[int, ...]) -> Tensor:
+    """One whole row: what people read most, and short enough for the bookkeeping of the general case to show."""
+    flat, shape = 0, matrix.shape
+    for at, length in zip(index, shape, strict=False):
+        if not -length <= at < length:
+            raise IndexError(
+                f"A[...]: index {at} is out of range for an axis of {length} (A is {list(shape)})"
+            )
+        flat = flat * length + at % length
+    problem = matrix.problem
+    plane, i = divmod(flat, problem.queries)
+    with torch.no_grad():
+        row = torch.tensor([i], device=matrix.device)
+        return matrix.backend.rows(problem, *divmod(plane, problem.heads), row, 0, problem.keys)[0]
 
 
 def _is_scalar(part: Any) -> bool:

@@ -25,24 +25,26 @@ def weights(problem: Problem, b: int, h: int, i: Tensor, first: int, stop: int) 
     if problem.score is not None or functions_of(problem.mask) or not problem.keys:
         # A compiled function is told the number of its plane, which is not that of a plane alone.
         return portable.row_weights(problem, b, h, i)[:, first:stop]
-    result = torch.empty(i.numel(), stop - first, dtype=problem.accumulate_dtype)
+    parts, odd = [], []
     at = 0
-    for low, count in _runs(i.tolist()):
-        own = i[at : at + count]
-        made = _stretch(problem, b * problem.heads + h, low, int(own[-1]) + 1, first, stop)
-        result[at : at + count] = made if len(made) == count else made[own - low]
+    for low, count in (runs := _runs(i.tolist())):
+        own = i[at : at + count] if len(runs) > 1 else i
+        made, spoiled = _scores(problem, b * problem.heads + h, low, int(own[-1]) + 1, first, stop)
+        whole = made.shape[1] == count
+        parts.append(made[0] if whole else made[0, own - low])
+        odd.append(spoiled[0] if whole else spoiled[0, own - low])
         at += count
-    odd = result.isnan().any(-1)
-    if bool(odd.any()):  # which keys such a row sees its scores do not say
-        result[odd] = portable.row_weights(problem, b, h, i[odd])[:, first:stop]
+    result, spoiled = (parts[0], odd[0]) if len(parts) == 1 else (torch.cat(parts), torch.cat(odd))
+    if bool(spoiled.any()):  # which keys such a row sees its scores do not say
+        result[spoiled] = portable.row_weights(problem, b, h, i[spoiled])[:, first:stop]
     return result
 
 
 def dense(problem: Problem) -> Tensor:
     """All of A, `[batch, heads, queries, keys]`."""
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
-    made = _scores(problem, None, 0, problem.queries, 0, problem.keys).reshape(shape)
-    odd = made.isnan().any(-1)
+    made, odd = _scores(problem, None, 0, problem.queries, 0, problem.keys)
+    made, odd = made.reshape(shape), odd.reshape(shape[:-1])
     if bool(odd.any()):
         for b, h in odd.any(-1).nonzero().tolist():
             own = odd[b, h].nonzero().squeeze(-1)
@@ -63,12 +65,13 @@ def _runs(rows: list[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _stretch(problem: Problem, plane: int, low: int, high: int, first: int, stop: int) -> Tensor:
-    return _scores(problem, plane, low, high, first, stop)[0]
+def _scores(
+    problem: Problem, plane: int | None, low: int, high: int, first: int, stop: int
+) -> tuple[Tensor, Tensor]:
+    """Weights of queries low … high on keys first … stop, of one plane or of all, `[planes, rows, keys]`.
 
-
-def _scores(problem: Problem, plane: int | None, low: int, high: int, first: int, stop: int) -> Tensor:
-    """Weights of queries low … high on keys first … stop, of one plane or of all, `[planes, rows, keys]`."""
+    And which rows are NaN, `[planes, rows]`: which of their keys are there must be found out otherwise.
+    """
     dtype, threads = problem.accumulate_dtype, launch.threads()
     nothing = problem.key.new_zeros(problem.keys, 0)
     target = mixing_target(problem, nothing)
@@ -108,6 +111,7 @@ def _scores(problem: Problem, plane: int | None, low: int, high: int, first: int
         block.run("observe", target, planes * lots, threads)
     block.release()
     equip.check(block)
+    top, norm = stats[..., :1], stats[..., 1:2]
     # An empty row has no largest score, and its weights are 0 whatever is subtracted.
-    top = stats[..., :1].masked_fill(stats[..., :1] == -math.inf, 0.0)
-    return (made - top.to(dtype)).exp_().mul_((1.0 / stats[..., 1:2]).to(dtype))
+    top = top.masked_fill(top == -math.inf, 0.0).to(dtype)
+    return made.sub_(top).exp_().mul_(norm.reciprocal().to(dtype)), norm[..., 0].isnan()

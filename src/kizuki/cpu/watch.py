@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..problem import Problem
+from . import launch
 from .block import Block, rows_of
 from .sizes import watch_scratch
 from .target import Target
@@ -44,8 +45,10 @@ class Watch:
         self.count, dtype = problem.batch * problem.heads, problem.accumulate_dtype
         self.stats = torch.zeros(*self.shape, 4, dtype=torch.float64)
         self.stats[..., 0], self.stats[..., 1] = -math.inf, math.inf
-        self.best = torch.full((*self.shape, k), -math.inf, dtype=dtype)
-        self.keys = torch.full((*self.shape, k), -1, dtype=torch.int64)
+        lanes = launch.target(dtype).lanes
+        self.room = -(-k // lanes) * lanes  # what falls out of the k best lies behind them
+        self.best = torch.full((*self.shape, self.room), -math.inf, dtype=dtype)
+        self.keys = torch.full((*self.shape, self.room), -1, dtype=torch.int64)
         self.received, self.step, self.groups = received, 0, 1
         self.sums = torch.zeros(self.count, 1, problem.keys if received else 0, dtype=dtype)
         self.lines = torch.zeros(0)
@@ -96,7 +99,7 @@ class Watch:
         """Aim at queries start … stop; returns how many tasks a plane has."""
         queries, k, size, blocks = (
             self.problem.queries,
-            self.k,
+            self.room,
             self.best.element_size(),
             self._blocks(start, stop),
         )

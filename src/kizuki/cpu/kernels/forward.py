@@ -139,7 +139,7 @@ def build(t: Target, watch: bool = False) -> Any:
         # one byte a score, only for key blocks with NaN or infinite values
         seen = spans + block_q // mr * SPAN_BYTES
 
-        kept, noted, top_count = False, False, 0
+        kept, noted, top_count, top_room = False, False, 0, 0
         if watch:
             # Of each row: a vector of its moment and of its reach; (moment, reach) joined and of the last split;
             # 1 / normaliser; a factor. Then a line of a grid, the running maxima and the weights of each key block.
@@ -154,6 +154,7 @@ def build(t: Target, watch: bool = False) -> Any:
             kept, strip_bytes = load_i64(args + COLUMNS) != 0, step * block_k * size
             noted = load_i64(args + SCORES_TABLE) != 0
             top_count, offset = load_i64(args + TOP_COUNT), load_i64(args + ROW_OFFSET)
+            top_room = (top_count + lanes - 1) // lanes * lanes
 
         # A plane's query blocks, the last first, are so many tasks. Where columns are summed a task has two stretches
         # of them, one from either end: under a causal mask all tasks are as long, and few share a row of pixels.
@@ -194,8 +195,8 @@ def build(t: Target, watch: bool = False) -> Any:
                 if kept:
                     grid = strip
                 if top_count > 0:
-                    best = load_i64(load_i64(args + TOP_SCORES_TABLE) + 8 * plane) + start * top_count * size
-                    best_keys = load_i64(load_i64(args + TOP_KEYS_TABLE) + 8 * plane) + start * top_count * 8
+                    best = load_i64(load_i64(args + TOP_SCORES_TABLE) + 8 * plane) + start * top_room * size
+                    best_keys = load_i64(load_i64(args + TOP_KEYS_TABLE) + 8 * plane) + start * top_room * 8
             while True:  # once a split; once also where no key is seen
                 soon = plane + load_i64(args + NEXT_SLOT)  # the plane this thread is likely to have next
                 asks = fused and soon < load_i64(args + PLANES)
@@ -258,8 +259,8 @@ def build(t: Target, watch: bool = False) -> Any:
                                     row,
                                     width,
                                     key + left,
-                                    best + r * top_count * size,
-                                    best_keys + r * top_count * 8,
+                                    best + r * top_room * size,
+                                    best_keys + r * top_room * 8,
                                     top_count,
                                 )
                             old = load(tops + r * size)

@@ -17,6 +17,7 @@ class Views(NamedTuple):
 
     those_above: Any
     lowest_bit: Any
+    insert_best: Any
     watch_row: Any
     shift_moment: Any
     sum_columns: Any
@@ -36,12 +37,21 @@ def emit(t: Target) -> Views:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             e = Emit(builder, t)
             b, pointer = builder, e.pointer(args[0])
-            bar, bits, found = e.splat(args[1]), ir.IntType(t.lanes), ir.Constant(I64, 0)
-            for n in range(4):
-                above = b.fcmp_ordered(">", e.load(pointer, n * t.lanes), bar)
-                mask = b.zext(b.bitcast(above, bits), I64)
-                found = b.or_(found, b.shl(mask, ir.Constant(I64, n * t.lanes)))
-            return found
+            bar, bits = e.splat(args[1]), ir.IntType(t.lanes)
+            above = [b.fcmp_ordered(">", e.load(pointer, n * t.lanes), bar) for n in range(4)]
+            some = b.or_(b.or_(above[0], above[1]), b.or_(above[2], above[3]))
+            before = b.block
+            # Mostly none is, and whether any is takes one move of a mask instead of four.
+            with b.if_then(b.icmp_unsigned("!=", b.bitcast(some, bits), ir.Constant(bits, 0)), likely=False):
+                found: ir.Value = ir.Constant(I64, 0)
+                for n, mask in enumerate(above):
+                    wide = b.zext(b.bitcast(mask, bits), I64)
+                    found = b.or_(found, b.shl(wide, ir.Constant(I64, n * t.lanes)))
+                inside = b.block
+            result = b.phi(I64)
+            result.add_incoming(ir.Constant(I64, 0), before)
+            result.add_incoming(found, inside)
+            return result
 
         return types.int64(types.int64, number), codegen
 
@@ -53,6 +63,55 @@ def emit(t: Target) -> Views:
             return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
         return types.int64(types.int64), codegen
+
+    @intrinsic
+    def insert_best(typingctx: Any, best: Any, keys: Any, x: Any, key: Any, chunks: Any) -> Any:
+        """Insert x into `chunks` vectors of numbers that fall, behind its equals, and its key beside it; one falls out.
+
+        In registers: numbers that are shifted along one by one, each a load behind a store, took seven times as long.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t)
+            b, lanes = builder, t.lanes
+            flag, wide = ir.VectorType(ir.IntType(1), lanes), ir.VectorType(I64, lanes)
+            last = ir.Constant(ir.IntType(32), lanes - 1)
+            along = ir.Constant(e.order, [0, *range(lanes - 1)])
+            first = ir.Constant(flag, [True] + [False] * (lanes - 1))
+
+            def all_of(value: ir.Value, kind: ir.Type) -> ir.Value:
+                one = b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+                none = ir.Constant(e.order, [0] * lanes)
+                return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), none)
+
+            def shifted(value: ir.Value, kind: ir.Type) -> ir.Value:
+                return b.shuffle_vector(value, ir.Constant(kind, ir.Undefined), along)
+
+            def body(c: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
+                x, key, searching = carried
+                at = b.mul(c, ir.Constant(I64, lanes))
+                here = e.at(e.pointer(args[0]), at)
+                there = b.inttoptr(b.add(args[1], b.mul(at, ir.Constant(I64, 8))), wide.as_pointer())
+                numbers = e.load(here)
+                places = b.load(there)
+                places.align = 8
+                # Where x has been inserted before, what fell out of there goes to the front of the next vector.
+                before = b.and_(b.fcmp_ordered(">=", numbers, e.splat(x)), all_of(searching, flag))
+                begins = b.and_(b.or_(shifted(before, flag), first), b.not_(before))
+                moved = b.select(begins, e.splat(x), shifted(numbers, e.vec))
+                e.store(b.select(before, numbers, moved), here)
+                moved = b.select(begins, all_of(key, wide), shifted(places, wide))
+                done = b.store(b.select(before, places, moved), there)
+                done.align = 8
+                still = b.extract_element(before, last)
+                x = b.select(still, x, b.extract_element(numbers, last))
+                key = b.select(still, key, b.extract_element(places, last))
+                return [x, key, b.and_(still, searching)]
+
+            e.loop(args[4], 1, [args[2], args[3], ir.Constant(ir.IntType(1), 1)], body)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, number, types.int64, types.int64), codegen
 
     @intrinsic
     def watch_row(
@@ -197,6 +256,7 @@ def emit(t: Target) -> Views:
     return Views(
         those_above,
         lowest_bit,
+        insert_best,
         watch_row,
         shift_moment,
         over_rows("sum"),

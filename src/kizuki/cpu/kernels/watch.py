@@ -21,7 +21,7 @@ from ..target import Target
 from . import views
 from .rows import Rows
 from .scores import Scores
-from .simd import access, load_f64, load_i64, piece, store_f64, store_i64
+from .simd import access, load_f64, load_i64, piece, store_f64
 
 S = SLOT
 KEYS, FIRST_QUERY = S["KEYS"], S["FIRST_QUERY"]
@@ -45,7 +45,7 @@ class Watching(NamedTuple):
 def build(t: Target, rows: Rows, scores: Scores) -> Watching:
     """The pieces for a target."""
     seen = views.emit(t)
-    those_above, lowest_bit = seen.those_above, seen.lowest_bit
+    those_above, lowest_bit, insert_best = seen.those_above, seen.lowest_bit, seen.insert_best
     add_line, factor_rows = seen.add_line, seen.factor_rows
     sum_columns, peak_columns = seen.sum_columns, seen.peak_columns
     exp_one, span = rows.exp_one, scores.span
@@ -57,6 +57,7 @@ def build(t: Target, rows: Rows, scores: Scores) -> Watching:
     @piece
     def keep_best(row: int, width: int, key: int, best: int, keys: int, k: int) -> None:
         """Insert the scores of a row into its k best, largest first; an equal score stays behind the earlier key."""
+        chunks = (k + lanes - 1) // lanes
         for c in range(0, width, stride):
             bits = those_above(row + c * size, load(best + (k - 1) * size))
             while bits != 0:
@@ -64,13 +65,7 @@ def build(t: Target, rows: Rows, scores: Scores) -> Watching:
                 bits &= bits - 1
                 x = load(row + j * size)
                 if x > load(best + (k - 1) * size):
-                    at = k - 1
-                    while at > 0 and x > load(best + (at - 1) * size):
-                        store(best + at * size, load(best + (at - 1) * size))
-                        store_i64(keys + at * 8, load_i64(keys + (at - 1) * 8))
-                        at -= 1
-                    store(best + at * size, x)
-                    store_i64(keys + at * 8, key + j)
+                    insert_best(best, keys, x, key + j, chunks)
 
     @piece
     def join_moments(state: int, more: int, sums: int, more_sums: int) -> None:

@@ -16,6 +16,7 @@ share one module (ALBERT), other masks. Models of several stacks (BART) are reco
 
 from __future__ import annotations
 
+from . import measures
 from .onepass import Run, run
 from .predict import PredictError, next_tokens
 from .record import record
@@ -38,6 +39,7 @@ __all__ = [
     "Words",
     "join",
     "load",
+    "measures",
     "next_tokens",
     "open",
     "record",

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from . import measures
 from .onepass import Run, run
+from .parquet import SurveyError
 from .predict import PredictError, next_tokens
 from .record import record
 from .recording import Recording
 from .rule import RecordError
 from .sources import Source, SourceError, load
 from .store import open
+from .survey import Survey, survey
 from .tokens import TextError, Tokens
 from .words import Words, join
 
@@ -34,6 +36,8 @@ __all__ = [
     "Run",
     "Source",
     "SourceError",
+    "Survey",
+    "SurveyError",
     "TextError",
     "Tokens",
     "Words",
@@ -44,4 +48,5 @@ __all__ = [
     "open",
     "record",
     "run",
+    "survey",
 ]

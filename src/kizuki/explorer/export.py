@@ -76,7 +76,7 @@ def write_page(
         PageError: the run is not one text, or the path cannot be written.
         BudgetError: not even the smallest page fits the limit. Both are ValueErrors of one line.
 
-    Time: four passes over Q Kᵀ of every layer. Memory: the readings (at most the file's size) and one
+    Time: five passes over Q Kᵀ of every layer. Memory: the readings (at most the file's size) and one
     layer's arrays; nothing of queries × keys.
 
     Example:
@@ -123,6 +123,7 @@ def write_page(
         layers.append(page.read_layer(layer, matrix, chosen))
     report("reading heads", len(matrices), len(matrices))
     _complete(meta, layers, chosen, sizes)
+    meta["provenance"].append(page.checked(layers))
     meta["start"] = start.choose(run.tokens, layers, matrices, chosen, meta["heads"])
 
     part = _part(target)

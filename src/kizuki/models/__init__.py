@@ -17,6 +17,7 @@ share one module (ALBERT), other masks. Models of several stacks (BART) are reco
 from __future__ import annotations
 
 from . import measures
+from .leaks import ModelLeaks, leaks
 from .onepass import Run, run
 from .parquet import SurveyError
 from .predict import PredictError, next_tokens
@@ -30,6 +31,7 @@ from .tokens import TextError, Tokens
 from .words import Words, join
 
 __all__ = [
+    "ModelLeaks",
     "PredictError",
     "RecordError",
     "Recording",
@@ -42,6 +44,7 @@ __all__ = [
     "Tokens",
     "Words",
     "join",
+    "leaks",
     "load",
     "measures",
     "next_tokens",

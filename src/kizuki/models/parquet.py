@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 
 Columns = dict[str, list[Any]]
 META = b"kizuki.survey"
+LOCK = "lock"
 
 
 class SurveyError(ValueError):
@@ -59,9 +59,13 @@ class Journal:
         """Begin the survey or go on with it; nobody else can meanwhile (on systems with flock)."""
         try:
             self.folder.mkdir(exist_ok=True)
-            with _alone(self.folder / "lock", self.out):
+            with _alone(self.folder / LOCK, self.out):
                 self._settle()
-                yield self
+                try:
+                    yield self
+                finally:
+                    if not self._any():  # what never began leaves nothing
+                        self._clear()
         except OSError as error:
             raise SurveyError(
                 f"kizuki survey: {self.out}: cannot be written ({error.strerror or error}); free some space or choose "
@@ -70,7 +74,7 @@ class Journal:
 
     def _settle(self) -> None:
         """Raise unless what is in the folder belongs to this survey; write down what it is where there is none."""
-        note = self.folder / "survey.json"
+        note = self._note
         if note.exists():
             try:
                 before = json.loads(note.read_text(encoding="utf-8"))
@@ -79,20 +83,38 @@ class Journal:
                     f"kizuki survey: {note} is damaged; delete {self.folder} to begin anew"
                 ) from None
             differing = [name for name in self.about if before.get(name) != self.about[name]]
-            if differing:
+            if differing and self._any():
                 raise SurveyError(
                     f"kizuki survey: {self.folder} holds an unfinished survey with other {', '.join(differing)}; give "
                     "the same again to go on with it, choose another --out, or delete the folder"
                 )
-        elif any(self.folder.glob("*.parquet")):
+        elif any(path.name != LOCK for path in self.folder.iterdir()):
             raise SurveyError(
                 f"kizuki survey: {self.folder} holds files and no survey.json, so it is not a survey's; choose another "
                 "--out"
             )
-        else:
-            _write(note, _json(self.about))
+        _write(note, _json(self.about))
         for leftover in self.folder.glob(".*.part"):
             leftover.unlink()
+
+    @property
+    def _note(self) -> Path:
+        return self.folder / "survey.json"
+
+    def _any(self) -> bool:
+        return any(self.folder.glob("*.parquet"))
+
+    def _clear(self) -> None:
+        """Take away what the journal put into its folder, the note last, and the folder if nothing else is in it."""
+        for path in (
+            *self.folder.glob("*.parquet"),
+            *self.folder.glob(".*.part"),
+            self.folder / LOCK,
+            self._note,
+        ):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
 
     def finished(self) -> bool:
         """Whether the result is there already; SurveyError where the file there is something else."""
@@ -103,8 +125,8 @@ class Journal:
                 f"kizuki survey: {self.out} is there already and is not this survey (other texts, model or settings); "
                 "choose another --out, or delete it"
             )
-        with suppress(FileNotFoundError):  # a run that was killed between its last two steps
-            shutil.rmtree(self.folder)
+        if self._note.exists():  # left by a run that was killed between its last two steps
+            self._clear()
         return True
 
     def has(self, key: str) -> bool:
@@ -136,7 +158,7 @@ class Journal:
         finally:
             part.unlink(missing_ok=True)
         _sync(self.out.parent)
-        shutil.rmtree(self.folder)
+        self._clear()
 
 
 def read_about(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from .measures.reader import Reader
 from .onepass import check_length, run
 from .parquet import Columns, SurveyError
 from .sources import Progress, Source
-from .tokens import Tokens
+from .tokens import TextError, Tokens, cut
 
 Read = Callable[[Reader, "Context"], tuple[Tensor, Tensor]]
 
@@ -99,6 +99,7 @@ def survey(
     out: str | os.PathLike[str] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    first: int | None = None,
     progress: Progress | None = None,
 ) -> Survey:
     """Read many texts with a model, one pass each, and measure every head in each of them.
@@ -116,6 +117,7 @@ def survey(
             that is killed is gone on with by the same call again, which loses and repeats no text. None keeps the rows
             in memory.
         layers, heads: which to record; None = all.
+        first: read the first so many tokens of each text only; None = all of them.
         progress: called as `progress("texts", done, texts)`.
 
     Returns a `Survey`.
@@ -132,13 +134,17 @@ def survey(
         >>> rows["layer"][0], rows["head"][0], rows["entropy"][0]            # doctest: +SKIP
         (0, 0, 0.7312)
     """
+    if first is not None and (isinstance(first, bool) or not isinstance(first, int) or first < 1):
+        raise SurveyError(
+            f"kizuki.models.survey: first is {first!r} but must be a number of tokens from 1 up"
+        )
     named = _named(texts)
     chosen = _chosen(measures)
     target = None if out is None else parquet.check_target(out)
     report = progress or (lambda stage, done, total: None)
     read: dict[str, Tokens] = {}
     for name, text in named.items():
-        read[name] = _tokens(source, name, text)
+        read[name] = _tokens(source, name, text, first)
     keys = {name: _key(name, text) for name, text in named.items()}
     weights: dict[Any, Tensor] = {}
 
@@ -156,7 +162,7 @@ def survey(
         report("texts", len(named), len(named))
         return Survey(len(named), len(named), None, columns)
 
-    journal = parquet.Journal(target, _about(source, named, chosen, layers, heads), _schema(chosen))
+    journal = parquet.Journal(target, _about(source, named, chosen, layers, heads, first), _schema(chosen))
     if journal.finished():
         report("texts", len(named), len(named))
         return Survey(len(named), 0, target)
@@ -212,6 +218,7 @@ def _about(
     measures: Sequence[str],
     layers: Sequence[int] | None,
     heads: Sequence[int] | None,
+    first: int | None,
 ) -> dict[str, Any]:
     """What decides the numbers of a survey, and what its controls are."""
     from kizuki import __version__
@@ -223,6 +230,7 @@ def _about(
         "measures": {name: MEASURES[name].against for name in measures},
         "layers": None if layers is None else sorted(set(layers)),
         "heads": None if heads is None else sorted(set(heads)),
+        "first": first,
         "texts": [[name, hashlib.sha256(text.encode()).hexdigest()] for name, text in texts.items()],
     }
 
@@ -257,12 +265,12 @@ def _named(texts: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     return named
 
 
-def _tokens(source: Source, name: str, text: str) -> Tokens:
+def _tokens(source: Source, name: str, text: str, first: int | None) -> Tokens:
     """The tokens of a text; a text that cannot be read is refused by its name."""
-    from .tokens import TextError
-
     try:
         tokens = source.tokenize(text)
+        if first is not None:
+            tokens = cut(tokens, first)
         check_length(source, tokens)
     except TextError as error:
         raise TextError(f"text {name!r}: {error}") from None

@@ -129,7 +129,7 @@ def entropy(recording: Recording) -> Measure:
 
 
 def read_entropy(reader: Reader) -> tuple[Tensor, Tensor]:
-    return reader.mean(reader.A.entropy()), reader.mean(reader.uniform.lse)
+    return reader.mean(reader.entropy), reader.mean(reader.uniform.lse)
 
 
 def effective_keys(recording: Recording) -> Measure:
@@ -146,7 +146,7 @@ def effective_keys(recording: Recording) -> Measure:
 
 
 def read_effective(reader: Reader) -> tuple[Tensor, Tensor]:
-    spread, seen = (x.to(torch.float64).exp() for x in (reader.A.entropy(), reader.uniform.lse))
+    spread, seen = (x.to(torch.float64).exp() for x in (reader.entropy, reader.uniform.lse))
     return reader.mean(spread), reader.mean(seen)
 
 
@@ -164,7 +164,7 @@ def distance(recording: Recording) -> Measure:
 
 
 def read_distance(reader: Reader) -> tuple[Tensor, Tensor]:
-    return reader.mean(reader.A.distance()), reader.mean(reader.uniform.distance())
+    return reader.mean(reader.distance), reader.mean(reader.uniform.distance())
 
 
 def distance_rest(recording: Recording) -> Measure:
@@ -183,13 +183,14 @@ def distance_rest(recording: Recording) -> Measure:
 
 
 def read_distance_rest(reader: Reader) -> tuple[Tensor, Tensor]:
-    return _rest(reader, reader.A, reader.capture.sinks), _rest(reader, reader.uniform, None)
+    own = _rest(reader, reader.A, reader.distance, reader.capture.sinks)
+    return own, _rest(reader, reader.uniform, reader.uniform.distance(), None)
 
 
-def _rest(reader: Reader, matrix: AttentionMatrix, sinks: Tensor | None) -> Tensor:
+def _rest(reader: Reader, matrix: AttentionMatrix, distance: Tensor, sinks: Tensor | None) -> Tensor:
     on_first = reader.column(matrix, reader.first).to(torch.float64)
     far = (reader.own - reader.first[:, None]).abs()[:, None]
-    beyond = matrix.distance().to(torch.float64) - on_first * far
+    beyond = distance.to(torch.float64) - on_first * far
     left = 1 - on_first
     if sinks is not None:  # a row sums to what its sink leaves
         left = left - (sinks[:, None] - matrix.lse).to(torch.float64).exp()

@@ -93,6 +93,16 @@ class Reader:
         return self.rule.keys.expand(self.batch, -1).to(torch.uint8).argmax(-1)
 
     @cached_property
+    def entropy(self) -> Tensor:
+        """`A.entropy()`, once for all the measures that need it."""
+        return self.A.entropy()
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """`A.distance()`, likewise."""
+        return self.A.distance()
+
+    @cached_property
     def uniform(self) -> AttentionMatrix:
         """Equal weights on the keys that A sees, `[batch, 1, queries, keys]`: its lse is ln of their number.
 
@@ -184,26 +194,26 @@ def measured(
 ) -> Measure:
     """`read` of every recorded layer as one Measure."""
     check(recording, f"measures.{name}")
-    values, controls, heads = [], [], None
+    values, controls = [], []
     for reader in readers or (Reader(recording, layer) for layer in recording):
-        if heads is not None and reader.head_count != len(heads):
-            raise RecordError(
-                f"measures.{name}: layer {reader.layer!r} has {reader.head_count} heads but the ones before it "
-                f"{len(heads)}; record layers with as many heads as one another"
-            )
-        heads = reader.heads
         value, control = read(reader)
         values.append(value)
         controls.append(control)
+    heads = same_heads(recording, f"measures.{name}")
     return Measure(
-        name,
-        torch.stack(values, 1),
-        torch.stack(controls, 1),
-        against,
-        unit,
-        tuple(recording.layers),
-        heads or (),
+        name, torch.stack(values, 1), torch.stack(controls, 1), against, unit, tuple(recording.layers), heads
     )
+
+
+def same_heads(recording: Recording, caller: str) -> tuple[int, ...]:
+    """The numbers of the recorded heads; RecordError where layers have different ones, which no table holds."""
+    counts = {layer: recording[layer].shape[1] for layer in recording}
+    if len(set(counts.values())) != 1:
+        several = ", ".join(f"{layer!r}: {count}" for layer, count in counts.items())
+        raise RecordError(
+            f"{caller}: layers have different numbers of heads ({several:.80}); record those that have as many"
+        )
+    return recording.heads or tuple(range(next(iter(counts.values()))))
 
 
 def check(recording: object, caller: str) -> None:

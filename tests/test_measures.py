@@ -74,7 +74,7 @@ def test_measures_are_their_definitions(case):
         torch.testing.assert_close(got.control, by_rows(equal, seen, real, row), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["padding left", "sinks", "all keys"])
 def test_distance_without_the_first_key(case):
     family, side = CASES[case]
     recording, weights, seen, real = recorded(family, side)
@@ -293,7 +293,7 @@ def test_rollout_of_known_heads():
     assert torch.allclose(found, torch.tensor([0, 0, 0, 0.25, 0.5, 0.25]), atol=1e-6)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["padding left", "padding right", "sinks"])
 def test_segment_tables_by_loops(case):
     family, side = CASES[case]
     recording, weights, seen, real = recorded(family, side)
@@ -354,6 +354,7 @@ BAD = {
         lambda r, m: measures.duplicate(r, IDS[:, :5]),
         r"ids is \[3, 5\] but layer 0 has \[3, 13\]",
     ),
+    "another batch": (lambda r, m: measures.duplicate(r, IDS[:2]), r"ids is \[2, 13\] but"),
     "float ids": (lambda r, m: measures.induction(r, IDS.float()), "must be an integer tensor"),
     "threshold": (lambda r, m: measures.sink_rate(r, 3), "threshold is 3 but"),
     "position": (lambda r, m: measures.rollout(r, [2, 13]), "tokens holds 13"),

@@ -60,15 +60,13 @@ def first_key(recording: Recording) -> Measure:
     Source: Xiao et al. 2023 (attention sinks), section 3.1.
 
     Example:
-        >>> measures.first_key(recording).top(3)                             # doctest: +SKIP
-        [(11, 4, 0.98, 0.02), (17, 2, 0.97, 0.02), (17, 0, 0.96, 0.02)]
+        >>> (layer, head, value, control), *_ = measures.first_key(recording).top()    # doctest: +SKIP
     """
     return measured(recording, read_first_key, "first_key", unit="of each row", against=UNIFORM)
 
 
 def read_first_key(reader: Reader) -> tuple[Tensor, Tensor]:
-    columns = [reader.column(matrix, reader.first) for matrix in (reader.A, reader.uniform)]
-    return reader.mean(columns[0]), reader.mean(columns[1])
+    return reader.mean(reader.on_first), reader.mean(reader.column(reader.uniform, reader.first))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +99,7 @@ def sink_rate(recording: Recording, threshold: float = 0.3) -> SinkRate:
     Source: Gu et al. 2024 (When attention sink emerges), section 3, with ε = 0.3.
 
     Example:
-        >>> measures.sink_rate(recording).by_layer[0, 15]                    # doctest: +SKIP
-        tensor(0.8889, dtype=torch.float64)
+        >>> measures.sink_rate(recording).by_layer                           # doctest: +SKIP
     """
     from kizuki import OptionError
 
@@ -188,7 +185,8 @@ def read_distance_rest(reader: Reader) -> tuple[Tensor, Tensor]:
 
 
 def _rest(reader: Reader, matrix: AttentionMatrix, distance: Tensor, sinks: Tensor | None) -> Tensor:
-    on_first = reader.column(matrix, reader.first).to(torch.float64)
+    on_first = reader.on_first if matrix is reader.A else reader.column(matrix, reader.first)
+    on_first = on_first.to(torch.float64)
     far = (reader.own - reader.first[:, None]).abs()[:, None]
     beyond = distance.to(torch.float64) - on_first * far
     left = 1 - on_first

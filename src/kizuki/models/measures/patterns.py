@@ -90,11 +90,8 @@ def read_same(reader: Reader, ids: Tensor, after: int, seed: int, name: str) -> 
     from kizuki import ShapeError
     from kizuki.errors import show
 
-    if (
-        ids.dim() not in (1, 2)
-        or tuple(ids.expand(reader.batch, -1).shape[-1:]) != (reader.keys,)
-        or (ids.dim() == 2 and ids.shape[0] not in (1, reader.batch))
-    ):
+    fits = ids.dim() == 1 or (ids.dim() == 2 and ids.shape[0] in (1, reader.batch))
+    if not fits or ids.shape[-1] != reader.keys:
         raise ShapeError(
             f"measures.{name}: ids is {show(ids)} but layer {reader.layer!r} has [{reader.batch}, {reader.keys}] keys; "
             "give the tokens that were recorded"
@@ -131,7 +128,7 @@ def _same(reader: Reader, labels: Tensor, after: int) -> Tensor:
     count = reader.with_scores(flat=True, also=also).lse.to(torch.float64).exp()
     weight = (seen.to(torch.float64) - reader.wide.lse.to(torch.float64)).exp()
     if not after:  # every row's own key is a same token, and not an earlier one
-        weight = (weight - reader.pairs(reader.A, 0)).clamp(min=0)
+        weight = (weight - reader.on_own).clamp(min=0)
         count = count - reader.pairs(reader.uniform, 0).gt(0).to(torch.float64)
     return reader.mean(weight, reader.live & (count > 0.5).any(1))
 

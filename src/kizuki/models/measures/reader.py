@@ -103,6 +103,16 @@ class Reader:
         return self.A.distance()
 
     @cached_property
+    def on_first(self) -> Tensor:
+        """The weights on the first key, `[batch, heads, queries]`, likewise."""
+        return self.column(self.A, self.first)
+
+    @cached_property
+    def on_own(self) -> Tensor:
+        """The weight of each row on its own key, `[batch, heads, queries]`, likewise."""
+        return self.pairs(self.A, 0)
+
+    @cached_property
     def uniform(self) -> AttentionMatrix:
         """Equal weights on the keys that A sees, `[batch, 1, queries, keys]`: its lse is ln of their number.
 

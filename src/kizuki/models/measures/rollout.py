@@ -60,7 +60,7 @@ def rollout(recording: Recording, tokens: int | Sequence[int], *, residual: floa
         >>> model = transformers.GPT2LMHeadModel(config).eval()
         >>> with kizuki.record(model) as recording:
         ...     _ = model(torch.tensor([[3, 1, 4, 1, 5]]))
-        >>> kizuki.models.measures.rollout(recording, -1).weights.sum(-1)
+        >>> kizuki.models.measures.rollout(recording, -1).weights.sum(-1).round(decimals=4)
         tensor([[1.]])
     """
     from kizuki import OptionError

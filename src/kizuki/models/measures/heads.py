@@ -27,7 +27,7 @@ def previous(recording: Recording) -> Measure:
     Returns:
         A `Measure`, 0 … 1; the control is the same mean for equal weights on the keys each row sees.
 
-    Cost: a gather of one pair a row, and the lse.
+    Cost: one pair a row, and the lse.
 
     Example:
         >>> import kizuki, torch, transformers
@@ -43,9 +43,9 @@ def previous(recording: Recording) -> Measure:
 
 
 def read_previous(reader: Reader) -> tuple[Tensor, Tensor]:
-    share = reader.pairs(reader.uniform, -1)
+    share = reader.pairs(-1, flat=True)
     counted = reader.live & (share > 0).any(1)
-    return reader.mean(reader.pairs(reader.A, -1), counted), reader.mean(share, counted)
+    return reader.mean(reader.pairs(-1), counted), reader.mean(share, counted)
 
 
 def first_key(recording: Recording) -> Measure:
@@ -55,7 +55,7 @@ def first_key(recording: Recording) -> Measure:
         A `Measure`, 0 … 1; the control is the same mean for equal weights on the keys each row sees: under a causal
         mask ln(n)/n and not 1/n, for the first rows see little else.
 
-    Cost: one key a row, and the lse.
+    Cost: one product with a one-hot column.
 
     Source: Xiao et al. 2023 (attention sinks), section 3.1.
 
@@ -174,7 +174,7 @@ def distance_rest(recording: Recording) -> Measure:
         A `Measure` in tokens; the control is the same for equal weights on the keys each row sees. NaN for a text of
         one token.
 
-    Cost: one pass over A, and one key a row.
+    Cost: one pass over A, and one product with a one-hot column.
     """
     return measured(recording, read_distance_rest, "distance_rest", unit="tokens", against=UNIFORM)
 

@@ -129,7 +129,7 @@ def _same(reader: Reader, labels: Tensor, after: int) -> Tensor:
     weight = (seen.to(torch.float64) - reader.wide.lse.to(torch.float64)).exp()
     if not after:  # every row's own key is a same token, and not an earlier one
         weight = (weight - reader.on_own).clamp(min=0)
-        count = count - reader.pairs(reader.uniform, 0).gt(0).to(torch.float64)
+        count = count - reader.pairs(0, flat=True).gt(0).to(torch.float64)
     return reader.mean(weight, reader.live & (count > 0.5).any(1))
 
 
@@ -210,7 +210,7 @@ def repeats(
         return found[:batch], found[batch:]
 
     def previous(reader: Reader) -> tuple[Tensor, Tensor]:
-        share = reader.pairs(reader.uniform, -1)[..., rows].mean(-1).expand(-1, reader.head_count)
+        share = reader.pairs(-1, flat=True)[..., rows].mean(-1).expand(-1, reader.head_count)
         return places(reader, -1)[0], share[:batch]
 
     readers = [Reader(recording, layer) for layer in recording]

@@ -105,12 +105,12 @@ class Reader:
     @cached_property
     def on_first(self) -> Tensor:
         """The weights on the first key, `[batch, heads, queries]`, likewise."""
-        return self.column(self.A, self.first)
+        return self.column(self.wide, self.first)
 
     @cached_property
     def on_own(self) -> Tensor:
         """The weight of each row on its own key, `[batch, heads, queries]`, likewise."""
-        return self.pairs(self.A, 0)
+        return self.pairs(0)
 
     @cached_property
     def uniform(self) -> AttentionMatrix:
@@ -176,18 +176,22 @@ class Reader:
         return (total / counted.sum(-1, keepdim=True)).expand(-1, self.head_count)
 
     def column(self, matrix: AttentionMatrix, key: Tensor) -> Tensor:
-        """The weights on one key a batch entry, `[batch, heads, queries]`."""
-        return torch.stack([matrix[b, :, :, int(at)] for b, at in enumerate(key.tolist())])
+        """The weights on one key a batch entry, `[batch, heads, queries]`: A times a one-hot column."""
+        places = torch.arange(self.keys, device=key.device)
+        return (matrix @ (places == key[:, None])[:, None, :, None].to(matrix.dtype))[..., 0]
 
-    def pairs(self, matrix: AttentionMatrix, shift: int) -> Tensor:
-        """The weight of each row on the key `shift` from its own, `[batch, heads, queries]`; 0 where there is none."""
-        place = self.own + shift
-        there = (place >= 0) & (place < self.keys)
-        found = torch.zeros(matrix.shape[:-1], dtype=torch.float64, device=matrix.device)
-        rows = torch.nonzero(there)[:, 0]
-        if len(rows):
-            found[..., rows] = matrix[:, :, rows, place[rows]].to(torch.float64)
-        return found
+    def pairs(self, shift: int, *, flat: bool = False) -> Tensor:
+        """The weight of each row on the key `shift` from its own, `[batch, heads, queries]`; 0 where there is none.
+
+        Seen through a mask that leaves this key alone, the lse is its score: O(n), where indexing A would normalise
+        every row once more.
+        """
+        from kizuki import masks
+
+        one = masks.documents(ids=self.own + shift, key_ids=torch.arange(self.keys, device=self.own.device))
+        score = self.with_scores(flat=flat, also=one).lse.to(torch.float64)
+        lse = (self.uniform if flat else self.wide).lse.to(torch.float64)
+        return torch.where(score > -torch.inf, (score - lse).exp(), torch.where(score.isnan(), score, 0.0))
 
 
 Layered = Callable[[Reader], tuple[Tensor, Tensor]]  # value and control, each [batch, heads]

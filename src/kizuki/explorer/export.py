@@ -144,8 +144,13 @@ def _matrices(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, Any]
     """A of every layer, and why there is none of the others; raises when there is none at all."""
     from kizuki.models import RecordError
 
-    matrices, missing = {}, []
+    matrices: dict[int, AttentionMatrix] = {}
+    missing: list[dict[str, Any]] = []
     for layer in run.recording.layers:
+        if not isinstance(layer, int):
+            raise PageError(
+                f"run: its layers have names ({layer}) but a page shows one stack, by number; record a part of it"
+            )
         try:
             matrices[layer] = run.recording[layer]
         except RecordError as error:

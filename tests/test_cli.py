@@ -16,7 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kizuki import cli
-from kizuki.look import InputError, cut, sample, saved_recording
+from kizuki.look import InputError, sample, saved_recording
+from kizuki.models.tokens import cut
 
 COMMAND = [sys.executable, "-m", "kizuki"]
 

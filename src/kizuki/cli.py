@@ -131,6 +131,54 @@ def look(
 
 
 @app.command()
+def survey(
+    files: Annotated[list[Path], typer.Argument(help="Text files, UTF-8, one text each.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="smollm2, minilm, a folder, or a Hugging Face id.")
+    ] = "smollm2",
+    measures: Annotated[
+        str | None, typer.Option(help="Which measures, such as entropy,first_key.", show_default="all")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Which layers, such as 0,5,10-12.", show_default="all")
+    ] = None,
+    heads: Annotated[str | None, typer.Option(help="Which heads, likewise.", show_default="all")] = None,
+    first: Annotated[int | None, typer.Option(help="Read the first so many tokens only.", min=1)] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The Parquet file to write.")] = Path(
+        "survey.parquet"
+    ),
+) -> None:
+    """Measure every head of a model in many texts, each number beside its control, into one Parquet file.
+
+    One row a text, layer and head. Stopped or killed, the same command goes on where it was: no text is lost or read
+    twice. The file's path is printed on standard output.
+    """
+    from . import look as job
+    from .models import load, parquet
+    from .models import survey as read
+    from .progress import Bars
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    wanted = numbers(layers, "--layers"), numbers(heads, "--heads")
+    chosen = None if measures is None else [name.strip() for name in measures.split(",")]
+    out = parquet.check_target(out)
+    parquet.library()
+    texts: dict[str, str] = {}
+    for file in files:
+        if str(file) in texts:
+            raise job.InputError(f"{file} is given twice; name each file once")
+        texts[str(file)] = job.read_file(file)
+    with Bars(console) as bars:
+        source = load(model, progress=bars)
+        done = read(
+            texts, source, chosen, out=out, layers=wanted[0], heads=wanted[1], first=first, progress=bars
+        )
+    before = f", {done.texts - done.done:,} of them before" if done.done < done.texts else ""
+    console.print(f"{source.name}: {done.texts:,} texts{before}")
+    typer.echo(out)
+
+
+@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .models import Recording, Run
-    from .models.tokens import Tokens
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total), called as work goes on
 
@@ -97,6 +96,7 @@ def look(
     file = None if save is None else check_save(save, out)
 
     from .models import run, sources
+    from .models.tokens import cut
 
     source = sources.load(model, progress=progress)
     whole = source.tokenize(text)
@@ -180,26 +180,6 @@ def _heads(recording: Recording) -> int:
 def _check_limit(limit_mb: float) -> None:
     if not 0 < limit_mb < float("inf"):
         raise InputError(f"limit_mb is {limit_mb}; give a size in MB above 0")
-
-
-def cut(tokens: Tokens, first: int) -> Tokens:
-    """The first tokens of a text. Special tokens that close it (an encoder's [SEP]) stay at its end."""
-    if first >= len(tokens.ids):
-        return tokens
-    closing = 0
-    while closing < len(tokens.ids) and tokens.special[-1 - closing]:
-        closing += 1
-    kept = max(first - closing, 1)
-    end = max(stop for _, stop in tokens.offsets[:kept])
-    tail = len(tokens.ids) - closing
-    return replace(
-        tokens,
-        text=tokens.text[:end],
-        ids=tokens.ids[:kept] + tokens.ids[tail:],
-        offsets=tokens.offsets[:kept] + [(end, end)] * closing,
-        labels=tokens.labels[:kept] + tokens.labels[tail:],
-        special=tokens.special[:kept] + tokens.special[tail:],
-    )
 
 
 def sample() -> str:

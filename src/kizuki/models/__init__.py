@@ -26,22 +26,27 @@ GPT-Neo, MPNet, MPT, XGLM, …), masks without a rule, and every layer whose own
 
 from __future__ import annotations
 
+from . import measures
 from .generation import GeneratedLayer, Generation, Row
 from .implementation import install
+from .leaks import ModelLeaks, leaks
 from .note import note
 from .onepass import Run, run
+from .parquet import SurveyError
 from .predict import PredictError, next_tokens
 from .record import record
 from .recording import Recording
 from .rule import RecordError
 from .sources import Source, SourceError, load
 from .store import open
+from .survey import Survey, survey
 from .tokens import TextError, Tokens
 from .words import Words, join
 
 __all__ = [
     "GeneratedLayer",
     "Generation",
+    "ModelLeaks",
     "PredictError",
     "RecordError",
     "Recording",
@@ -49,15 +54,20 @@ __all__ = [
     "Run",
     "Source",
     "SourceError",
+    "Survey",
+    "SurveyError",
     "TextError",
     "Tokens",
     "Words",
     "install",
     "join",
+    "leaks",
     "load",
+    "measures",
     "next_tokens",
     "note",
     "open",
     "record",
     "run",
+    "survey",
 ]

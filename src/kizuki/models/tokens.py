@@ -10,7 +10,7 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 SIGNS = {
@@ -105,6 +105,26 @@ def tokenize(tokenizer: Any, text: str) -> Tokens:
     known = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     special = [flag or token in known for flag, token in zip(added, ids, strict=True)]
     return Tokens(text, ids, offsets, labels, special)
+
+
+def cut(tokens: Tokens, first: int) -> Tokens:
+    """The first tokens of a text. Special tokens that close it (an encoder's [SEP]) stay at its end."""
+    if first >= len(tokens.ids):
+        return tokens
+    closing = 0
+    while closing < len(tokens.ids) and tokens.special[-1 - closing]:
+        closing += 1
+    kept = max(first - closing, 1)
+    end = max(stop for _, stop in tokens.offsets[:kept])
+    tail = len(tokens.ids) - closing
+    return replace(
+        tokens,
+        text=tokens.text[:end],
+        ids=tokens.ids[:kept] + tokens.ids[tail:],
+        offsets=tokens.offsets[:kept] + [(end, end)] * closing,
+        labels=tokens.labels[:kept] + tokens.labels[tail:],
+        special=tokens.special[:kept] + tokens.special[tail:],
+    )
 
 
 def token_label(tokenizer: Any, token: int) -> str:

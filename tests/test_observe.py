@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from dataclasses import fields
 from typing import Any
 
@@ -289,3 +292,49 @@ def test_rows_that_are_nan_are_read_like_others(how: slice) -> None:
     wanted = kizuki.attend(query, key, backend="portable", **options)[1, 2, how]
     assert torch.equal(got.isnan(), wanted.isnan())
     assert got.isnan().any()
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="no compiled kernels here")
+@pytest.mark.parametrize("name", MASKS)
+def test_rows_read_one_after_another(name: str) -> None:
+    """What is kept from one row to the next neither goes stale nor belongs to another matrix, head or thread."""
+    query, key, _ = inputs()
+    matrix = kizuki.attend(query, key, backend="cpu", **MASKS[name])
+    other = kizuki.attend(query.flip(2), key.flip(2), backend="cpu", **MASKS[name])
+    whole, others = matrix.dense(), other.dense()
+    found: list[bool] = []
+    compiled = name in (
+        "where",
+        "score",
+    )  # a function knows its plane's number, so that rows are torch's there
+
+    def equal(a: Tensor, b: Tensor) -> bool:
+        return torch.allclose(a, b, rtol=1e-4, atol=1e-6) if compiled else torch.equal(a, b)
+
+    def read(places: list[tuple[int, int, int]]) -> None:
+        for b, h, i in places:
+            found.append(equal(matrix[b, h, i], whole[b, h, i]))
+            if i % 3 == 0:
+                found.append(equal(other[b, h, i], others[b, h, i]))
+
+    places = [(b, h, i) for b in (0, 1) for h in (0, 2) for i in (0, 1, 2, 77, 150)]
+    threads = [threading.Thread(target=read, args=(places[at:],)) for at in (0, 3, 5)]
+    for thread in threads:
+        thread.start()
+    read(places)
+    for thread in threads:
+        thread.join()
+    assert all(found)
+    assert len(found) > 60
+    key.mul_(0.5)  # written to in place: the next row is that of the new keys
+    assert torch.equal(matrix[1, 2, 77], kizuki.attend(query, key, backend="cpu", **MASKS[name])[1, 2, 77])
+
+
+def test_reading_a_row_keeps_no_matrix_alive() -> None:
+    query, key, _ = inputs()
+    matrix = kizuki.attend(query, key)
+    _ = matrix[0, 0, 3]
+    gone = weakref.ref(key)
+    del matrix, key, _
+    gc.collect()
+    assert gone() is None

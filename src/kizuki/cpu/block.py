@@ -101,6 +101,14 @@ class Block:
             if self.slots[_PLACE[name]]:
                 self.table(name, [int(self._entries(name)[plane])])
 
+    def get(self, name: str) -> int:
+        """What a slot holds, as bits."""
+        return self.slots[_PLACE[name]]
+
+    def entry(self, name: str) -> int:
+        """The first address of a table."""
+        return int(self._entries(name)[0])
+
     def _entries(self, name: str) -> Sequence[int]:
         return cast("Sequence[int]", self.alive[name])
 

@@ -6,18 +6,21 @@ The same scores and the same normaliser as in every reading, so that `A[i]` hold
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import threading
+import weakref
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from .. import portable
-from ..mask import functions_of
+from ..mask import Dense, functions_of, split
 from ..problem import Problem
 from . import equip, launch
-from .block import rows_of
-from .call import FEW_ROWS, chunks, decodes, describe, mixing_target, pack, point, scratch, share_keys
+from .block import Block, rows_of
+from .call import FEW_ROWS, Sizes, chunks, decodes, describe, mixing_target, pack, point, scratch, share_keys
 from .sizes import forward_scratch, watch_scratch
+from .target import Target
 
 
 def weights(problem: Problem, b: int, h: int, i: Tensor, first: int, stop: int) -> Tensor:
@@ -25,6 +28,9 @@ def weights(problem: Problem, b: int, h: int, i: Tensor, first: int, stop: int) 
     if problem.score is not None or functions_of(problem.mask) or not problem.keys:
         # A compiled function is told the number of its plane, which is not that of a plane alone.
         return portable.row_weights(problem, b, h, i)[:, first:stop]
+    if i.numel() == 1:
+        row, is_nan = _one(problem, b * problem.heads + h, int(i), first, stop)
+        return portable.row_weights(problem, b, h, i)[:, first:stop] if is_nan else row
     parts, odd = [], []
     at = 0
     for low, count in (runs := _runs(i.tolist())):
@@ -111,7 +117,89 @@ def _scores(
         block.run("observe", target, planes * lots, threads)
     block.release()
     equip.check(block)
+    return _weights(made, stats), stats[..., 1].isnan()
+
+
+def _weights(made: Tensor, stats: Tensor) -> Tensor:
+    """Scores to weights, in place. A row that sees nothing has no largest score, and weights of 0 without it."""
     top, norm = stats[..., :1], stats[..., 1:2]
-    # An empty row has no largest score, and its weights are 0 whatever is subtracted.
-    top = top.masked_fill(top == -math.inf, 0.0).to(dtype)
-    return made.sub_(top).exp_().mul_(norm.reciprocal().to(dtype)), norm[..., 0].isnan()
+    top = top.masked_fill(top == -math.inf, 0.0).to(made.dtype)
+    return made.sub_(top).exp_().mul_(norm.reciprocal().to(made.dtype))
+
+
+ROW_TABLES = {
+    "QUERY_TABLE": "QUERY_ROW",
+    "FIRST_TABLE": "",
+    "STOP_TABLE": "",
+    "MASK_TABLE": "MASK_ROW",
+    "BIAS_TABLE": "BIAS_ROW",
+}
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """An argument block aimed at query 0 of one plane, from which any other row is a few additions away."""
+
+    problem: weakref.ref[Problem]  # while it lives, so does the memory that the block's addresses mean
+    plane: int
+    block: Block
+    target: Target
+    sizes: Sizes
+    rows: dict[str, tuple[int, int]]  # a table, the address in it for query 0, the bytes from query to query
+
+
+_last = threading.local()  # the plane that a thread read a row of last
+
+
+def _one(problem: Problem, plane: int, row: int, first: int, stop: int) -> tuple[Tensor, bool]:
+    """One row, `[1, keys]`, and whether it is NaN. Rows are read one after another: the block is kept for the next."""
+    known: _Prepared | None = _last.__dict__.pop("row", None)
+    if known is None or known.problem() is not problem or known.plane != plane:
+        known = _prepare(problem, plane)
+    if known is None:
+        made, spoiled = _scores(problem, plane, row, row + 1, first, stop)
+        return made[0], bool(spoiled[0, 0])
+    block, target, width = known.block, known.target, stop - first
+    made = torch.full((1, width), -math.inf, dtype=problem.accumulate_dtype)
+    stats = torch.empty(1, 4, dtype=torch.float64)
+    for name, (address, step) in known.rows.items():
+        block.table(name, [address + row * step])
+    block.table("SCORES_TABLE", [made.data_ptr()])
+    block.table("STATS_TABLE", [stats.data_ptr()])
+    block.fill(
+        {"FIRST_QUERY": row, "SCORES_ROW": width * target.size, "SCORES_FROM": first, "SCORES_TO": stop}
+    )
+    tasks = share_keys(block, target, known.sizes, (problem.head_dim, 0), 1, 1)
+    block.enter("decode", target, tasks, launch.threads())
+    block.release()
+    _last.row = known
+    return _weights(made, stats), math.isnan(float(stats[0, 1]))
+
+
+def _prepare(problem: Problem, plane: int) -> _Prepared | None:
+    """The block of a plane; None where its rows need more than addresses: no decoder, a mask or bias to evaluate."""
+    nothing = problem.key.new_zeros(problem.keys, 0)
+    rest = split(problem.residual)[1]
+    plain = rest is None or isinstance(rest, Dense)
+    if not plain or not decodes(problem, nothing):
+        return None
+    if problem.bias is not None and problem.bias.dtype is not problem.accumulate_dtype:
+        return None
+    target = mixing_target(problem, nothing)
+    block, sizes = describe(problem, nothing, target)
+    block.only_operands(plane, target.size)
+    point(block, problem, 0, 1)
+    block.only_rows(plane)
+    block["GROUP"] = 1
+    block.table("OUTPUT_TABLE", [0])  # of values that are 0 wide: nothing is written
+    rows = {}
+    for name, step in ROW_TABLES.items():
+        if block.get(name):
+            rows[name] = (block.entry(name), block.get(step) if step else 8)
+    for kept in (
+        "operands",
+        "mask",
+        "bias",
+    ):  # they are the problem's, which must not be kept alive from here
+        block.alive.pop(kept, None)
+    return _Prepared(weakref.ref(problem), plane, block, target, replace(sizes, key_planes=1), rows)

@@ -218,8 +218,10 @@ def lesson_of(
         return lesson.from_recording(
             opened, opened.layers[0] if layer is None else layer, head=head, word=word
         )
-    words = given(text, None, False).strip()
+    words = given(text, None, False)
     look.check_text(words)
+    if text == "-":
+        words = words.rstrip("\r\n")  # the end of a line, and no token of the sentence
     from .models import load
     from .progress import Bars
 

@@ -133,6 +133,7 @@ class Terminal:
                 f"{flat.beside[j]:.2f}",
             )
         self._print(made)
+        self._cut(range(len(lesson)), self.weights[i])
         self._opened(self.book.open(f"dot[{i},{self.j}]"))
         self._caption(self.say("plane_title") + f"  (|q| = {flat.query:.2f})")
         self._text(self.say("plane_text"))
@@ -175,6 +176,7 @@ class Terminal:
             first = [f"[dim]{self.say('hidden')}[/]", ""] if hidden else [f"{on[j]:.4f}", bar(on[j], size)]
             made.add_row(self._label(j), *first, f"{off[j]:.4f}", bar(off[j], size))
         self._print(made)
+        self._cut(range(len(lesson)), off, np.maximum(on, off))
 
     def _softmax(self) -> None:
         lesson, i = self.lesson, self.i
@@ -373,8 +375,9 @@ class Terminal:
             return listed
         return sorted(sorted(listed, key=lambda j: -by[j])[:FEW])
 
-    def _cut(self, places: Sequence[int], row: Array) -> None:
-        kept = self._kept(places, row)
+    def _cut(self, places: Sequence[int], row: Array, by: Array | None = None) -> None:
+        """Say what a table left out: how many of its places, and how much of the row."""
+        kept = self._kept(places, row if by is None else by)
         if len(kept) < len(places):
             mass = percent(float(row[kept].sum()))
             self._dim(self.say("terminal_keys", shown=len(kept), total=len(places), mass=mass))

@@ -26,7 +26,7 @@ from kizuki import cli
 from kizuki.lesson import Book, LessonError, Material, Projection, exact, formula, gather, shipped, spread
 from kizuki.lesson import example as packaged
 from kizuki.lesson.language import preferred, put, table
-from kizuki.lesson.material import LIMIT, build
+from kizuki.lesson.material import LIMIT, beyond, build, word_of
 from kizuki.lesson.page import html, packed
 from kizuki.lesson.plane import plane
 from kizuki.lesson.terminal import Terminal
@@ -672,3 +672,20 @@ def test_the_pages_arithmetic_agrees_to_float32(tmp_path: Path, shape: dict[str,
     done = subprocess.run(["node", script, fixture], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 3000
+
+
+def test_the_word_to_follow_is_a_word_that_reads_another() -> None:
+    weights = np.full((6, 6), 0.01)
+    weights[4, 2], weights[3, 1], weights[2, 5], weights[5, 2], weights[1, 0], weights[0, 0] = (
+        0.5,
+        0.6,
+        0.9,
+        0.9,
+        0.95,
+        1,
+    )
+    labels = ["[CLS]", " a", " b", " c", " d", ","]
+    quiet = [True, False, False, False, False, True]
+    assert word_of(labels, None, beyond(weights, quiet)) == 3
+    assert word_of([" a", " b", " A"], "a", weights) == 2  # the last that has the text, whatever its case
+    assert word_of(labels, "-1", weights) == 5

@@ -45,7 +45,8 @@ def gather(
         source: what `kizuki.models.load` returned.
         text: the sentence; at most 64 tokens, for every row of every step is shown.
         layer, head: counted from 0. None: of smollm2 layer 13, head 8, which looks from a word back to its noun; of
-            another model the middle layer, and the head there that reads most beyond the first token and its own.
+            another model the middle layer, and the head there that reads most of words other than the first and
+            its own.
         word: the token to follow, its text or its number; None: the one that reads another most.
         progress: called as `progress(stage, done, total)`.
 

@@ -192,6 +192,11 @@ def build(
     Raises LessonError for a head or word that is not there.
     """
     heads = query.shape[0]
+    # Neither [SEP] nor a comma is what a reader wants to follow.
+    quiet = [
+        (at < len(special) and special[at]) or not any(map(str.isalnum, label))
+        for at, label in enumerate(labels)
+    ]
     if head is not None and not -heads <= head < heads:
         raise LessonError(f"head is {head} but layer {layer} has the heads 0 … {heads - 1}")
     made = Material(
@@ -214,20 +219,20 @@ def build(
         gap=0.0,
     )
     if head is None:
-        head = max(range(heads), key=lambda h: float(beyond(made.weights(h), special).sum(-1).mean()))
+        head = max(range(heads), key=lambda h: float(beyond(made.weights(h), quiet).sum(-1).mean()))
     made = replace(made, head=head % heads)
-    return replace(made, word=word_of(made.labels, word, beyond(made.weights(), special)))
+    return replace(made, word=word_of(made.labels, word, beyond(made.weights(), quiet)))
 
 
-def beyond(weights: Array, special: Sequence[bool] = ()) -> Array:
-    """The weights between two different tokens of the text: without the first key, where heads that look at nothing
-    rest, and without special tokens such as [SEP]."""
+def beyond(weights: Array, quiet: Sequence[bool]) -> Array:
+    """The weights between two different words: without the first key, where heads that look at nothing rest, and
+    without the tokens that are `quiet`."""
     rest = weights.copy()
     np.fill_diagonal(rest, 0)
     rest[:, 0] = 0
-    added = np.flatnonzero(np.asarray(special, dtype=bool))
-    rest[:, added] = 0
-    rest[added] = 0
+    silent = np.flatnonzero(quiet)
+    rest[:, silent] = 0
+    rest[silent] = 0
     return rest
 
 

@@ -21,6 +21,7 @@ for (const { switches, numbers, rows, weights } of cases) {
   const book = new Book(lesson, lesson.head, switches);
   weights.forEach((head, h) => {
     const made = lesson.weights(h, switches);
+    head.forEach((row, i) => lesson.row(h, i, switches).forEach((weight, j) => assert.equal(weight, made[i][j])));
     head.forEach((row, i) => row.forEach((weight, j) => same(made[i][j], weight, `weight of head ${h} at ${i}, ${j}`)));
   });
   rows.forEach(({ entropy: e, slope: s }, i) => {

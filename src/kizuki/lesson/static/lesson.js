@@ -1,5 +1,5 @@
 // The page's data: a lesson's q, k, v, mask and matrices as Python packed them (page.py), and what follows from them.
-import { dots, logits, mixRow, softmax } from "./formula.js";
+import { dots, logits, mixRow, softmax, softmaxRow } from "./formula.js";
 
 /** Base64 of little-endian float32 -> Float32Array. */
 export function unpack(text) {
@@ -75,8 +75,13 @@ export class Lesson {
     return softmax(this.scores(head, switches));
   }
 
+  /** One row of `weights`. */
+  row(head, i, { scale, mask, temperature } = this.own()) {
+    return softmaxRow(logits([this.dots(head)[i]], scale ? this.scale : 1, temperature, [this.visible(mask)[i]])[0]);
+  }
+
   output(head, i, switches = this.own()) {
-    return mixRow(this.weights(head, switches)[i], this.v(head));
+    return mixRow(this.row(head, i, switches), this.v(head));
   }
 
   /** Whether W of this head is here. */

@@ -46,7 +46,13 @@ class Page {
   }
 
   facts() {
-    const { lesson, state } = this, own = lesson.weights(state.head)[state.i];
+    const { lesson, state } = this, kind = [state.i, state.j, state.head, this.language].join();
+    if (this.told === undefined || this.told.kind !== kind) this.told = { kind, facts: this.tell(lesson, state) };
+    return this.told.facts;
+  }
+
+  tell(lesson, state) {
+    const own = lesson.row(state.head, state.i);
     const most = own.indexOf(Math.max(...own));
     return {
       n: lesson.n, d: lesson.d, root: Number(Math.sqrt(lesson.d).toPrecision(3)), width: lesson.around ? lesson.around.x[0].length : "?",
@@ -58,7 +64,7 @@ class Page {
 
   /** The key that the followed word reads most, as the switches stand. */
   top() {
-    const row = this.lesson.weights(this.state.head, this.state.switches)[this.state.i];
+    const row = this.lesson.row(this.state.head, this.state.i, this.state.switches);
     return row.indexOf(Math.max(...row));
   }
 
@@ -197,6 +203,8 @@ class Page {
       word.tabIndex = i === state.i ? 0 : -1;
       word.style.setProperty("--deep", String(Math.sqrt(this.book().weights[state.i][i])));
     });
+    const chosen = this.sentence.children[state.i]; // on a phone the sentence is one line that scrolls
+    this.sentence.scrollLeft = chosen.offsetLeft - this.sentence.offsetLeft - (this.sentence.clientWidth - chosen.offsetWidth) / 2;
     this.head.value = String(state.head);
     for (const [button, name] of [[this.scale, "scale"], [this.mask, "mask"]]) {
       button.setAttribute("aria-pressed", String(switches[name]));

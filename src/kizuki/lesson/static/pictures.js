@@ -41,12 +41,13 @@ export class Matrix {
     context0.font = `12px ${colours.font}`;
     const names = this.labels.map(shownLabel);
     this.left = Math.min(110, Math.ceil(Math.max(...names.map((t) => context0.measureText(t).width))) + 10);
-    this.cell = Math.max(14, Math.min(46, Math.floor((room - this.left - 2) / n)));
+    this.cell = Math.max(9, Math.min(46, Math.floor((room - this.left - 2) / n)));
     const slant = this.cell < 40;
     this.top = slant ? Math.min(90, this.left) : 20;
     const context = sized(this.canvas, this.left + n * this.cell + 2, this.top + n * this.cell + 2);
+    const letters = `${Math.max(9, Math.min(12, this.cell))}px ${colours.font}`;
     context.clearRect(0, 0, 9999, 9999);
-    context.font = `12px ${colours.font}`;
+    context.font = letters;
     context.textBaseline = "middle";
     const most = this.signed ? Math.max(...numbers.flat().map(Math.abs)) : 1;
     for (let a = 0; a < n; a += 1) {
@@ -89,7 +90,7 @@ export class Matrix {
           context.font = `11px ${colours.font}`;
           const text = this.signed ? (Math.round(number) + 0).toFixed(0).replace("-", "−") : number < 0.005 ? ".0" : number > 0.995 ? "1" : number.toFixed(2).slice(1);
           context.fillText(text, x + this.cell / 2, y + this.cell / 2);
-          context.font = `12px ${colours.font}`;
+          context.font = letters;
         }
       }
     }

@@ -5,7 +5,7 @@ import { Matrix, Plane, scaleLegend, Strips } from "./pictures.js";
 
 function table(page, names, rows, caption) {
   const title = (name) => (page.words[name] === undefined ? name : page.say(name));
-  return h("div", { class: "scroll" }, h("table", {}, caption ? h("caption", {}, caption) : null,
+  return h("div", { class: `scroll${rows.length > 20 ? " long" : ""}` }, h("table", {}, caption ? h("caption", {}, caption) : null,
     h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, title(name))))), h("tbody", {}, rows)));
 }
 
@@ -183,7 +183,7 @@ class Mask extends Step {
 
   fill() {
     const { page } = this, { lesson, state } = page, { i, head } = state;
-    const [on, off] = [true, false].map((mask) => lesson.weights(head, { ...state.switches, mask })[i]);
+    const [on, off] = [true, false].map((mask) => lesson.row(head, i, { ...state.switches, mask }));
     // What stands behind a weight opens as the switches stand; the other column is opened by the switch.
     const weight = (number, opens, j) => (opens ? h("td", { class: "n" }, opener(`weight[${i},${j}]`, number)) : n(number.toFixed(4)));
     this.row.replaceChildren(h("p", {}, page.say(lesson.masked ? "step5_own_on" : "step5_own_off")),
@@ -214,7 +214,7 @@ class Softmax extends Step {
     this.matrix.draw(book.weights, seen, i, j, this.room(), page.say("legend_weight"), page.pair(`${page.say("weight")} = ${show(book.weights[i][j])}`));
     this.heat.replaceChildren(h("p", {}, page.say("step6_temperature")),
       table(page, ["temperature", "reads", "weight", "entropy", "slope"], [0.5, 1, 2, 4].map((t) => {
-        const row = lesson.weights(head, { ...state.switches, temperature: t })[i], top = row.indexOf(Math.max(...row));
+        const row = lesson.row(head, i, { ...state.switches, temperature: t }), top = row.indexOf(Math.max(...row));
         return h("tr", { class: t === state.switches.temperature ? "chosen" : "" }, n(`T = ${t}`), h("td", {}, shownLabel(lesson.labels[top])), n(row[top].toFixed(4)),
           n(entropy(row).toFixed(3)), n(slope(row).toFixed(3)));
       })));
@@ -258,7 +258,7 @@ class Heads extends Step {
     const { page } = this, { lesson, state } = page, { i, head } = state, around = lesson.around;
     this.body.firstChild.replaceChildren(h("h3", {}, page.say("step8_heads")));
     this.heads.replaceChildren(...Array.from({ length: lesson.heads }, (_, at) => {
-      const row = lesson.weights(at)[i], top = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 3).filter((k) => row[k] > 0);
+      const row = lesson.row(at, i), top = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 3).filter((k) => row[k] > 0);
       return h("button", { type: "button", class: "headcard", "aria-pressed": String(at === head), "data-head": at },
         h("strong", {}, `${page.say("head")} ${at}`), ...top.map((k) => {
           const fill = h("i");

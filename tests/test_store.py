@@ -357,7 +357,7 @@ REFUSED = {
     "nested JSON": (lambda data: together(pieces(data)[0], "[" * 99_999, pieces(data)[2]), "no JSON"),
     "a list": (lambda data: together(pieces(data)[0], [], pieces(data)[2]), "is a list, not a table"),
     "an unknown field": (table_with(bias="layers.0.query"), "the field 'bias'"),
-    "an unknown field of a layer": (layer_with(bias=None), "layer 1 has the field 'bias'"),
+    "an unknown field of a layer": (layer_with(gate=None), "layer 1 has the field 'gate'"),
     "an unknown field of a rule": (layer_with("rule", chunk=4), "layer 1, rule has the field 'chunk'"),
     "a field less": (without("passes"), "its header has no passes"),
     "no model": (table_with(model=None), "a model that cannot be"),
@@ -487,7 +487,7 @@ def test_what_is_not_saved_says_why(tmp_path, kept):
 def test_a_capture_with_something_new_in_it_is_not_saved_without_it(tmp_path):
     @dataclasses.dataclass(eq=False)
     class Wider(recordings.Capture):
-        bias: torch.Tensor | None = None
+        gate: torch.Tensor | None = None
 
     recording = recorded()
     fields = {
@@ -497,12 +497,32 @@ def test_a_capture_with_something_new_in_it_is_not_saved_without_it(tmp_path):
     }
     recording._captures[0] = Wider(**fields)
     assert torch.equal(kizuki.open(recording.save(tmp_path / "a"))[0][...], recording[0][...])
-    recording._captures[0] = Wider(**fields, bias=torch.ones(1))
+    recording._captures[0] = Wider(**fields, gate=torch.ones(1))
     with pytest.raises(
-        RecordError, match=r"recording\.save: layer 0 has a bias, for which the file has no place"
+        RecordError, match=r"recording\.save: layer 0 has a gate, for which the file has no place"
     ):
         recording.save(tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_named_layers_and_biases_are_kept(tmp_path):
+    """T5: two stacks, cross-attention, and a learned position bias in the scores."""
+    config = tf.T5Config(
+        vocab_size=13, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, decoder_start_token_id=0
+    )
+    torch.manual_seed(0)
+    model = tf.T5ForConditionalGeneration(config).eval()
+    with kizuki.record(model) as recording, torch.no_grad():
+        model(torch.tensor([[1, 2, 3, 4]]), decoder_input_ids=torch.tensor([[0, 5, 6]]))
+    again = kizuki.open(recording.save(tmp_path / "t5"))
+    assert list(again) == list(recording)
+    assert "decoder.1.cross" in again
+    for layer in recording:
+        assert torch.equal(again[layer][...], recording[layer][...]), layer
+        assert (again[layer].problem.bias is None) == (recording[layer].problem.bias is None)
+    assert recording["encoder.0"].problem.bias is not None
+    alone = kizuki.open(tmp_path / "t5", layers="decoder.0.self")
+    assert list(alone) == ["decoder.0.self"]
 
 
 def test_places_that_cannot_be_written(tmp_path, kept):

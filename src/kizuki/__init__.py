@@ -20,14 +20,16 @@ _HOME = {
     "AttentionMatrix": "operator",
     "Identity": "products",
     "KizukiTypeError": "errors",
+    "Leaks": "leaks",
     "Observation": "observation",
     "Observe": "observation",
     "OptionError": "errors",
     "Report": "accuracy",
     "ShapeError": "errors",
     "SizeError": "errors",
+    "Verified": "verify",
     "attend": "operator",
-    "attention": "operator",
+    "attention": "functional",
     "check": "accuracy",
     "open": "models",
     "record": "models",
@@ -38,12 +40,14 @@ __all__ = [
     "AttentionMatrix",
     "Identity",
     "KizukiTypeError",
+    "Leaks",
     "Observation",
     "Observe",
     "OptionError",
     "Report",
     "ShapeError",
     "SizeError",
+    "Verified",
     "attend",
     "attention",
     "check",
@@ -58,12 +62,15 @@ if TYPE_CHECKING:
     from . import masks, nn
     from .accuracy import Report, check
     from .errors import KizukiTypeError, OptionError, ShapeError, SizeError
+    from .functional import attention
+    from .leaks import Leaks
     from .models.record import record
     from .models.store import open
     from .observation import Observation, Observe
-    from .operator import AttentionMatrix, attend, attention
+    from .operator import AttentionMatrix, attend
     from .products import Identity
     from .sdpa import scaled_dot_product_attention
+    from .verify import Verified
 
 
 def __getattr__(name: str) -> Any:

@@ -1,31 +1,29 @@
-"""`attend`, `attention` and `AttentionMatrix`: A as a matrix that is held without being stored."""
+"""`attend` and `AttentionMatrix`: A as a matrix that is held without being stored."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 from torch import Tensor
 
-from . import autograd, backends, functions, indexing, library, portable, readgrad
-from .cpu import again
-from .dropout import draw
-from .errors import KizukiTypeError, OptionError, SizeError
+from . import autograd, backends, functions, indexing, portable, readgrad
+from .errors import KizukiTypeError, SizeError
+from .leaks import Leaks, leaks
 from .mask import Mask, functions_of
-from .mass import mass
+from .mass import Segments, mass
 from .observation import DENSE_LIMIT, Observation, Observe, asked, check_reading, collect
 from .problem import Problem, build, check_value, widened
 from .products import Linear, MeanHeads, Product, Transposed
 from .statistics import READINGS, Frame, Statistic
 from .steps import Steps, steps
+from .verify import Verified, verify
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-PLAIN = (Tensor, torch.nn.Parameter)  # whose numbers can be read
+    pass
 
 
 def attend(
@@ -118,163 +116,6 @@ class Options(TypedDict, total=False):
     sinks: Tensor | None
     score: Callable[..., Any] | None
     backend: str
-
-
-@overload
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    dropout: float = 0.0,
-    generator: torch.Generator | None = None,
-    observe: None = None,
-    **options: Unpack[Options],
-) -> Tensor: ...
-
-
-@overload
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    dropout: float = 0.0,
-    generator: torch.Generator | None = None,
-    observe: Observe,
-    **options: Unpack[Options],
-) -> tuple[Tensor, Observation]: ...
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Mask | Tensor | None = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    bias: Tensor | None = None,
-    scale: float | Tensor | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    score: Callable[..., Any] | None = None,
-    backend: str = "auto",
-    dropout: float = 0.0,
-    generator: torch.Generator | None = None,
-    observe: Observe | None = None,
-) -> Tensor | tuple[Tensor, Observation]:
-    """Scaled dot-product attention: `attend(query, key, ...) @ value`.
-
-    Arguments are those of `attend`, and value `[..., kv_heads, keys, value_dim]`.
-    Returns `[..., heads, queries, value_dim]` in the input dtype; rows with no visible key are 0. With
-    `observe=kizuki.Observe(...)` it returns `(output, Observation)`, the output bit for bit the same.
-    Raises as `attend` and `A @ value` do.
-
-    dropout: each weight becomes 0 with this probability and is otherwise divided by 1 − dropout (training). Which
-    do follows from their places and a seed drawn from `generator` (None: torch's own, `torch.manual_seed`), so
-    that no mask is stored and the same seed drops the same weights on every backend. Readings never have dropout.
-
-    Differentiable in query, key, value, bias, sinks and a scale given as a tensor, any number of times, in reverse
-    and in forward mode; works under torch.func, torch.vmap, torch.compile and torch.export. Inside what is traced,
-    torch.vmap works and torch.func's derivatives (grad, vjp, jvp) raise, for PyTorch's operators cannot follow them
-    there; backward() on what the traced function gives works. Neither tracer takes `observe`, and no Python function
-    (`score`, `masks.where`) leaves the process in an exported program.
-
-    Under torch.autocast query, key and value are cast to its dtype first, as PyTorch's own attention does, but
-    float64 stays; bias, sinks and scale keep theirs. Outside autocast query, key and value must have one dtype.
-
-    Cost: 2·queries·keys·(head_dim + value_dim) operations over the visible keys; O(n) memory. A second
-    derivative or a tangent runs in plain torch, block by block.
-
-        >>> import torch, kizuki
-        >>> x = torch.eye(3)
-        >>> kizuki.attention(x, x, x, causal=True)[0]
-        tensor([1., 0., 0.])
-    """
-    kind = None
-    plain = mask is None and bias is None and sinks is None and score is None and observe is None
-    if plain and dropout == 0.0 and generator is None and not torch.compiler.is_compiling():
-        kind = again.kind(query, key, value, causal, window, scale, softcap, backend)
-        known = None if kind is None else again.attention(kind, query, key, value)
-        if known is not None:
-            return known
-    if isinstance(query, Tensor) and autocast(query.device.type):
-        query, key, value = (_cast(t, query.device.type) for t in (query, key, value))
-    options: Options = {
-        "mask": mask,
-        "causal": causal,
-        "window": window,
-        "bias": bias,
-        "scale": scale,
-        "softcap": softcap,
-        "sinks": sinks,
-        "score": score,
-        "backend": backend,
-    }
-    if _traced(query, key, value):
-        if observe is not None:
-            raise OptionError(
-                "kizuki.attention: observe= reads numbers that a tracer does not have; call it outside "
-                "torch.compile and torch.export"
-            )
-        return library.attention(
-            query,
-            key,
-            value,
-            **options,
-            dropout=dropout,
-            generator=generator,
-        )
-    matrix = make("kizuki.attention", query, key, **options)
-    problem = matrix.problem
-    object.__setattr__(problem, "kind", kind)
-    check_value(problem, value, caller="kizuki.attention")
-    dropping = draw(dropout, generator, "kizuki.attention")
-    mixing = matrix
-    if dropping is not None:
-        mixing = AttentionMatrix(replace(problem, dropout=dropping), matrix.backend)
-    if observe is None:
-        return cast(Tensor, mixing @ value)
-    check_observe(observe, "kizuki.attention: observe")
-    if dropping is not None or torch._C._are_functorch_transforms_active():
-        output = (
-            mixing @ value
-        )  # readings never have dropout, and a transform's numbers are not read in passing
-        if mixing._lse is not None:
-            matrix._keep(mixing._lse)
-        return output, matrix.observe(observe)
-    made = matrix.begin(asked(observe))
-    watching = AttentionMatrix(problem, backends.Watching(matrix.backend, list(made.values())))
-    output = watching @ value
-    if watching._lse is not None:
-        matrix._keep(watching._lse)
-    return output, collect(matrix, observe, made)
-
-
-def autocast(device: str) -> bool:
-    """Whether torch.autocast is on; torch refuses to answer for tensors that are on no device."""
-    return device != "meta" and torch.is_autocast_enabled(device)
-
-
-def _cast(tensor: Tensor, device: str) -> Tensor:
-    """What torch.autocast makes of an operand of scaled_dot_product_attention."""
-    if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point or tensor.dtype is torch.float64:
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(device)) if tensor.device.type == device else tensor
-
-
-def _traced(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the call is recorded rather than run, or some mode wants to see it as an operator."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return True
-    # Fake tensors are a subclass, and so are others that know operators only.
-    return not (
-        type(query) in PLAIN
-        and type(key) in PLAIN
-        and type(value) in PLAIN
-        and not (query.is_meta or key.is_meta or value.is_meta)
-    ) and all(isinstance(t, Tensor) for t in (query, key, value))
 
 
 def check_observe(what: object, named: str) -> None:
@@ -536,6 +377,13 @@ class AttentionMatrix(Linear):
         """
         return cast(Tensor, self._read("distance"))
 
+    def future(self) -> Tensor:
+        """Σ of a_ij over the keys after the query's own position, `[..., heads, queries]`; 0 to the bit if none leaks.
+
+        Where the queries are fewer than the keys, positions are counted from the right end (a KV cache).
+        """
+        return cast(Tensor, self._read("future"))
+
     def observe(self, what: Observe) -> Observation:
         """Several readings in one pass over A, the same numbers as one by one.
 
@@ -550,21 +398,52 @@ class AttentionMatrix(Linear):
         self.fold(made)
         return collect(self, what, made)
 
-    def mass(self, groups: Tensor, rows: Tensor | None = None) -> Tensor:
+    def mass(
+        self, groups: Tensor | Segments, rows: Tensor | Segments | Sequence[str] | None = None
+    ) -> Tensor:
         """Σ of the weights on each group of keys, `[..., heads, queries, groups]`.
 
-        `groups` is integer `[keys]`, the group of each key, counted from 0; −1 leaves a key out. With `rows`, integer
-        `[queries]`, the mean over the queries of each group of rows, `[..., heads, row groups, groups]`: how much one
-        segment reads of another (0 where no query is of a group). float32 (float64 for float64). Costs one forward for
-        every 64 groups.
+        `groups` is integer `[keys]`, the group of each key counted from 0 (−1 leaves a key out), or a mapping of names
+        to segments: `(start, stop)`, a slice, a range, indices or a boolean `[keys]`; the order is the mapping's.
+        With `rows`, groups of queries in the same forms, or a list of names of `groups`: the mean over the queries of
+        each, `[..., heads, row groups, groups]`, how much one segment reads of another (0 where no query is of it).
+        float32 (float64 for float64), differentiable. Costs one forward for every 64 groups. Raises in one line where
+        lengths, names or places do not fit.
 
         >>> import torch, kizuki
-        >>> x, segments = torch.zeros(4, 2), torch.tensor([0, 0, 0, 1])
-        >>> kizuki.attend(x, x).mass(segments, rows=segments)
-        tensor([[0.7500, 0.2500],
-                [0.7500, 0.2500]])
+        >>> x = torch.zeros(4, 2)
+        >>> kizuki.attend(x, x).mass({"system": (0, 3), "question": (3, 4)}, rows=["question"])
+        tensor([[0.7500, 0.2500]])
         """
         return mass(self, groups, rows)
+
+    def leaks(
+        self, documents: Tensor | None = None, padding: Tensor | None = None, future: bool = True
+    ) -> Leaks:
+        """The weight that lies where it must not: on the future, between documents, on padding; 0 to the bit if none.
+
+        documents: integer `[keys]`, the document of each position. padding: bool `[keys]` or `[batch, keys]`, True
+        where a key is padding. future: whether keys after a query's own position are forbidden.
+
+        >>> import torch, kizuki
+        >>> x = torch.randn(4, 2)
+        >>> kizuki.attend(x, x, causal=True).leaks().none, kizuki.attend(x, x).leaks().none
+        (True, False)
+        """
+        return leaks(self, documents, padding, future)
+
+    def verify(self, rows: int = 16, cells: int = 64, seed: int = 0) -> Verified:
+        """Proofs on demand: readings of A against each other and against float64, at places drawn by `seed`.
+
+        `rows` rows sum to 1 less the sink's share; received sums to what the rows hold; the top 8 against full rows;
+        pooled mass against its children; `cells` entries against float64. Prints a line a check; `.ok` says whether all
+        hold. Costs two passes over A, and for each row one read of its keys in float64.
+
+        >>> import torch, kizuki
+        >>> kizuki.attend(torch.randn(2, 50, 8), torch.randn(2, 50, 8), causal=True).verify().ok
+        True
+        """
+        return verify(self, rows, cells, seed)
 
     def steps(self, query: int, key: int) -> Steps:
         """Every number on the way to `A[..., query, key]`, in each head: dot, scaled, capped, bias, score, lse, weight.

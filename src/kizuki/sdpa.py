@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from .errors import KizukiTypeError, OptionError, ShapeError, show
+from .functional import attention, autocast
 from .mask import Mask
 from .masks import causal as causal_mask
-from .operator import attention, autocast
 
 CALLER = "kizuki.scaled_dot_product_attention"
 

@@ -18,6 +18,7 @@ from .target import SPLIT, Target
 from .watch import Watch
 
 FEW_ROWS = 16  # query rows that share a key up to which reading it where it lies beats packing it
+LOCAL = 1 << 25  # bytes of one plane's panels from which on they are not kept
 CHUNK = 1 << 22  # mask or bias entries evaluated at once when a mask has no rule the kernel knows
 
 
@@ -93,14 +94,23 @@ def describe(problem: Problem, value: Tensor, target: Target) -> tuple[Block, Si
 def pack(
     block: Block, target: Target, sizes: Sizes, head_dim: int, threads: int, fused: bool = False
 ) -> None:
-    """Keys and values into panels; `fused`: only the room for them, one key block for each thread."""
-    tall = target.size * sizes.blocks
-    keys, values = (threads, threads) if fused else (sizes.key_planes, sizes.value_planes)
+    """Keys and values into panels; `fused`: only the room for them, one key block for each thread.
+
+    So also where the panels of one plane would be larger than `LOCAL`: each thread then packs a key block when it
+    comes to it, which takes a tenth longer and no memory.
+    """
+    per_plane = (
+        sizes.width * target.steps(head_dim) + target.steps(sizes.width) * sizes.value_panels * target.nr
+    )
+    local = not fused and target.size * sizes.blocks * per_plane >= LOCAL
+    own = fused or local
+    tall = target.size * (1 if own else sizes.blocks)
+    keys, values = (threads, threads) if own else (sizes.key_planes, sizes.value_planes)
     block.room("KEY_PACKED", tall * sizes.width * keys * target.steps(head_dim))
     block.room("VALUE_PACKED", tall * target.steps(sizes.width) * values * sizes.value_panels * target.nr)
-    block.room("VALUE_ODD", values * sizes.blocks)
-    block["FUSED"] = int(fused)
-    if fused:
+    block.room("VALUE_ODD", values * (1 if own else sizes.blocks))
+    block["FUSED"] = 2 if local else int(fused)
+    if own:
         return
     block.run("pack", target, (sizes.key_planes + sizes.value_planes) * sizes.blocks, threads)
 

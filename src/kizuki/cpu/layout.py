@@ -15,7 +15,7 @@ NAMES: Final = (
     "TASKS",
     "SCRATCH",
     "SCRATCH_BYTES",
-    "FUSED",  # 1 = each task packs its own keys and values, into panels that are its thread's
+    "FUSED",  # 1 = a task packs the one key block of its plane for itself, 2 = any key block when it comes to it
     # sizes
     "PLANES",
     "QUERIES",
@@ -106,8 +106,7 @@ NAMES: Final = (
     # results, one contiguous block a plane: the output in the operands' type, and float64 for the lse
     "OUTPUT_TABLE",
     "LSE_TABLE",
-    # which query blocks a task takes: every GROUPS-th of a plane
-    "GROUPS",
+    "GROUPS",  # tasks of a plane
     # readings folded into the forward pass: queries a block; where their working memory begins in the scratch
     "STEP",
     "WATCH_AT",
@@ -122,7 +121,7 @@ NAMES: Final = (
     "TOP_KEYS_TABLE",
     "COLUMNS",  # 1 = anything is summed over queries
     "RECEIVED",  # column sums of each plane and group; 0 = not asked for
-    "POOL",  # float64 lines of pixels, POOL_LINES a plane: line = pixel row + number of the query block + POOL_SHIFT
+    "POOL",  # float64 lines of pixels, POOL_LINES a plane: line = pixel row + number of the stretch + POOL_SHIFT
     "POOL_KIND",  # 0 = none, 1 = sums, 2 = largest weights
     "POOL_ROWS",
     "POOL_COLS",

@@ -13,8 +13,9 @@ from .sizes import watch_scratch
 from .target import Target
 
 GROUPS = (
-    16  # of query blocks: each sums its own columns, so that the order of the sum never depends on threads
+    16  # tasks a plane, at most: each sums its own columns, so that the order of the sum is not the threads'
 )
+SUMS = 1 << 22  # bytes of such sums of a plane
 STRIP = 1 << 23  # bytes of weights a thread keeps until their rows are finished
 SUM, LARGEST = 1, 2
 
@@ -48,7 +49,7 @@ class Watch:
         self.received, self.step, self.groups = received, 0, 1
         self.sums = torch.zeros(self.count, 1, problem.keys if received else 0, dtype=dtype)
         self.lines = torch.zeros(0)
-        self.pixels: list[tuple[int, int]] = []  # of each query block: its first and last row of pixels
+        self.stretches: Steps = []  # of queries, each summed by one thread
 
     def begin(
         self, block: Block, target: Target, blocks: int, scratch: int, steps: Steps
@@ -63,12 +64,13 @@ class Watch:
             fit = STRIP // max(1, line * target.size)
             self.step = min(target.block_q, max(target.mr, fit // target.mr * target.mr))
         steps = [(max(start, self.first), stop) for start, stop in steps if stop > self.first]
-        most = sum(self._blocks(start, stop) for start, stop in steps)
-        self.groups = max(1, min(GROUPS, most))
+        most = max((self._blocks(start, stop) for start, stop in steps), default=0)
+        self.groups = max(1, min(GROUPS, most // 2, SUMS // max(1, line * target.size)))
         rows, cols, kind = self.pool
+        stretches = 2 * self.groups * len(steps)
         self.sums = torch.zeros(self.count, self.groups, line if self.received else 0, dtype=self.best.dtype)
         self.lines = torch.zeros(
-            self.count, rows + most if kind else 0, cols if kind else 0, dtype=torch.float64
+            self.count, rows + stretches if kind else 0, cols if kind else 0, dtype=torch.float64
         )
         block.fill(
             {
@@ -100,25 +102,26 @@ class Watch:
         )
         # A query's own position is counted from the right end when there are fewer queries than keys.
         block["ROW_OFFSET"] = start + max(0, self.problem.keys - queries)
-        block["POOL_SHIFT"] = len(self.pixels)
+        block["POOL_SHIFT"] = len(self.stretches)
         block.table("STATS_TABLE", rows_of(self.stats, self.count, queries * 32, start * 32))
         block.table("TOP_SCORES_TABLE", rows_of(self.best, self.count, queries * k * size, start * k * size))
         block.table("TOP_KEYS_TABLE", rows_of(self.keys, self.count, queries * k * 8, start * k * 8))
-        if self.pool[2]:
-            rows = self.pool[0]
-            for n in range(blocks):
-                first, last = start + n * self.step, min(stop, start + (n + 1) * self.step) - 1
-                self.pixels.append((first * rows // queries, last * rows // queries))
-        else:
-            self.pixels += [(0, 0)] * blocks
+        each = -(-blocks // (2 * self.groups))
+        for stretch in reversed(range(2 * self.groups)):  # as the kernel counts them, from the first query
+            last = start + max(0, blocks - stretch * each) * self.step
+            first = start + max(0, blocks - (stretch + 1) * each) * self.step
+            self.stretches.append((first, min(stop, last)))
         return self.groups if self.columns else blocks
 
     def picture(self) -> Tensor:
-        """The lines of the query blocks put together: sums, or largest weights, `[batch, heads, rows, cols]`."""
+        """The lines of the stretches put together: sums, or largest weights, `[batch, heads, rows, cols]`."""
         rows, cols, kind = self.pool
         made = torch.zeros(self.count, rows, cols, dtype=torch.float64)
-        # The n-th query block has the lines from its first pixel row + n on, and shares a row with its neighbours only.
-        for n, (first, last) in enumerate(self.pixels):
+        # The n-th stretch has the lines from its first pixel row + n on, and shares a row with its neighbours only.
+        for n, (begin, end) in enumerate(self.stretches):
+            if end <= begin:
+                continue
+            first, last = begin * rows // self.problem.queries, (end - 1) * rows // self.problem.queries
             own = self.lines[:, first + n : last + n + 1]
             there = made[:, first : last + 1]
             there.copy_(torch.maximum(there, own)) if kind == LARGEST else there.add_(own)

@@ -76,7 +76,7 @@ def write_page(
         PageError: the run is not one text, or the path cannot be written.
         BudgetError: not even the smallest page fits the limit. Both are ValueErrors of one line.
 
-    Time: four passes over Q Kᵀ of every layer. Memory: the readings (at most the file's size) and one
+    Time: five passes over Q Kᵀ of every layer. Memory: the readings (at most the file's size) and one
     layer's arrays; nothing of queries × keys.
 
     Example:
@@ -123,6 +123,7 @@ def write_page(
         layers.append(page.read_layer(layer, matrix, chosen))
     report("reading heads", len(matrices), len(matrices))
     _complete(meta, layers, chosen, sizes)
+    meta["provenance"].append(page.checked(layers))
     meta["start"] = start.choose(run.tokens, layers, matrices, chosen, meta["heads"])
 
     part = _part(target)
@@ -143,8 +144,13 @@ def _matrices(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, Any]
     """A of every layer, and why there is none of the others; raises when there is none at all."""
     from kizuki.models import RecordError
 
-    matrices, missing = {}, []
+    matrices: dict[int, AttentionMatrix] = {}
+    missing: list[dict[str, Any]] = []
     for layer in run.recording.layers:
+        if not isinstance(layer, int):
+            raise PageError(
+                f"run: its layers have names ({layer}) but a page shows one stack, by number; record a part of it"
+            )
         try:
             matrices[layer] = run.recording[layer]
         except RecordError as error:

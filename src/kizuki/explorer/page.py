@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from .budget import LayerSize, Plan
 
 if TYPE_CHECKING:
-    from kizuki import AttentionMatrix
+    from kizuki import AttentionMatrix, Verified
     from kizuki.models import Run
 
 Floats = NDArray[np.float32]
 
 MEANS = ("entropy", "effective", "max", "distance", "other_distance", "first_key", "previous")
+VERIFIED = 4  # rows of a layer that are computed again in float64
 
 
 class PageError(ValueError):
@@ -51,6 +52,7 @@ class Layer:
     top: tuple[Floats, NDArray[np.int64]] | None  # weights and keys, [heads, queries, k]
     lse: Floats  # [heads, queries]
     means: dict[str, list[float | None]]
+    verified: Verified
 
 
 def why_not_drawn(matrix: AttentionMatrix) -> dict[str, str] | None:
@@ -89,7 +91,7 @@ def size_of(layer: int, matrix: AttentionMatrix, tokens: int) -> LayerSize:
 
 
 def read_layer(layer: int, matrix: AttentionMatrix, plan: Plan) -> Layer:
-    """All readings of one layer that the plan keeps. Two passes over Q Kᵀ and two for L; memory of the readings."""
+    """All readings of one layer that the plan keeps, and its proofs. Five passes over Q Kᵀ; memory of the readings."""
     from kizuki import Observe
 
     problem = matrix.problem
@@ -125,6 +127,7 @@ def read_layer(layer: int, matrix: AttentionMatrix, plan: Plan) -> Layer:
         top=(_floats(weights[0]), places[0].cpu().numpy()) if k > 0 else None,
         lse=_floats(matrix.lse[0]),
         means=means,
+        verified=matrix.verify(rows=VERIFIED, cells=4 * VERIFIED),
     )
 
 
@@ -296,6 +299,31 @@ def provenance(run: Run, held: Sequence[int], matrix: AttentionMatrix) -> Iterat
     )
     yield fact("Versions", "バージョン", f"{versions} · Python {platform.python_version()}")
     yield fact("Made", "作成", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC")
+
+
+SYMBOLS = {
+    "sampled rows sum to 1 less the sink's share": "Σⱼ aᵢⱼ = 1",
+    "received sums to what the rows hold": "Σᵢⱼ aᵢⱼ",
+    "top 8 against full rows": "top 8",
+    "pooled mass against its children": "pool",
+    "sampled cells against float64": "float64",
+}
+
+
+def checked(layers: Sequence[Layer]) -> dict[str, str]:
+    """What `A.verify` found in every layer: how many hold, and the largest error of each check."""
+    held = sum(layer.verified.ok for layer in layers)
+    worst: dict[str, float] = {}
+    for layer in layers:
+        for check in layer.verified.checks:
+            worst[check.what] = max(worst.get(check.what, 0.0), check.error)
+    errors = " · ".join(f"{SYMBOLS[what]} ±{error:.1g}" for what, error in worst.items())
+    mark = "✓" if held == len(layers) else "✗"
+    return {
+        "en": "Layers checked by A.verify()",
+        "ja": "A.verify() で検算した層",
+        "value": f"{held}/{len(layers)} {mark} {errors}",
+    }
 
 
 def spans(numbers: Sequence[int]) -> str:

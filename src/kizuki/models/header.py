@@ -3,10 +3,10 @@
     {"model": "smollm2", "passes": 1, "heads": null, "versions": {"kizuki": …, "torch": …, "transformers": …},
      "layers": [{"layer": 0, "path": "model.layers.0.self_attn", "mask": "causal",
                  "rule": {"stop": 7, "left": null, "right": 0, "keys": null, "documents": null},
-                 "scale": 0.125, "softcap": null, "sinks": null, "dtype": "float32",
+                 "scale": 0.125, "softcap": null, "sinks": null, "bias": null, "dtype": "float32",
                  "query": "layers.0.query", "key": "layers.0.key", "value": "layers.0.value",
                  "rows": [0, 3, 6], "sample": "layers.0.sample"},
-                {"layer": 1, "error": "its mask adds numbers to the scores"}],
+                {"layer": 1, "error": "its mask is a function that has no rule"}],
      "tokens": {"text": …, "ids": […], "offsets": [[0, 4], …], "labels": […], "special": […]},
      "crc32": {"layers.0.query": "8c736521", …}}
 
@@ -44,7 +44,7 @@ DTYPES = {
 FLOATS = ("F64", "F32", "F16", "BF16")
 # What this version of the format holds of a layer and of its rule. A class that has more fields than these
 # is not saved while it uses them.
-CAPTURE = {"path", "query", "key", "value", "scale", "softcap", "sinks", "rules", "rows", "sample"}
+CAPTURE = {"path", "query", "key", "value", "scale", "softcap", "sinks", "bias", "rules", "rows", "sample"}
 RULE = {"stop", "left", "right", "keys", "documents"}
 
 Shape = tuple[str, list[int]]  # a tensor's dtype and shape as the file gives them
@@ -134,6 +134,7 @@ def _entry(capture: Capture, rule: Rule, prefix: str, names: _Names) -> dict[str
         "scale": capture.scale,
         "softcap": capture.softcap,
         "sinks": names.add(f"{prefix}.sinks", capture.sinks),
+        "bias": names.add(f"{prefix}.bias", _narrow(capture.bias, rule.stop)),
         "dtype": str(capture.query.dtype).removeprefix("torch."),
         "query": names.add(f"{prefix}.query", capture.query),
         "key": names.add(f"{prefix}.key", capture.key[:, :, : rule.stop]),
@@ -143,7 +144,12 @@ def _entry(capture: Capture, rule: Rule, prefix: str, names: _Names) -> dict[str
     }
 
 
-def _only(thing: Capture | Rule, known: set[str], layer: int) -> None:
+def _narrow(bias: Tensor | None, stop: int) -> Tensor | None:
+    """A bias on the keys before `stop`; one number for all keys stays one."""
+    return bias if bias is None or bias.shape[-1] == 1 else bias[..., :stop]
+
+
+def _only(thing: Capture | Rule, known: set[str], layer: int | str) -> None:
     """Raise when a layer holds something that the format has no place for, so that no file leaves it out."""
     for field in fields(thing):
         if not field.init or field.name in known:
@@ -212,6 +218,10 @@ def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
+def _layer(value: Any) -> bool:
+    return _count(value) or (_text(value) and value != "")
+
+
 def _number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
@@ -245,15 +255,16 @@ TABLE: dict[str, Check] = {
     "tokens": _any,
     "crc32": _texts,
 }
-FAILED: dict[str, Check] = {"layer": _count, "error": _text}
+FAILED: dict[str, Check] = {"layer": _layer, "error": _text}
 LAYER: dict[str, Check] = {
-    "layer": _count,
+    "layer": _layer,
     "path": _text,
     "mask": _text,
     "rule": _any,
     "scale": _maybe(_number),
     "softcap": _maybe(lambda value: _number(value) and value > 0),
     "sinks": _maybe(_text),
+    "bias": _maybe(_text),
     "dtype": _text,
     "query": _text,
     "key": _text,
@@ -324,7 +335,7 @@ def _check_layer(
     _fields(entry, LAYER, where)
     _fields(entry["rule"], RULES, f"{where}, rule")
     rule = entry["rule"]
-    named = {name: entry[name] for name in ("query", "key", "value", "sinks", "sample")}
+    named = {name: entry[name] for name in ("query", "key", "value", "sinks", "bias", "sample")}
     named |= {name: rule[name] for name in ("keys", "documents")}
     named = {name: value for name, value in named.items() if value is not None}
     for name, tensor in named.items():
@@ -354,6 +365,11 @@ def _check_layer(
             raise HeaderError(
                 f"{where}: its {name} is {kinds[name]} {shapes[name]}, which does not fit its query"
             )
+    if "bias" in named:
+        full, got = [batch, count, queries, stop], shapes["bias"]
+        fits = len(got) <= 4 and all(a in (1, b) for a, b in zip(got[::-1], full[::-1], strict=False))
+        if not fits or kinds["bias"] not in FLOATS:
+            raise HeaderError(f"{where}: its bias is {kinds['bias']} {got}, which does not fit its query")
     if kinds["query"] not in FLOATS or entry["dtype"] != _dtype_name(kinds["query"]):
         raise HeaderError(f"{where}: its query is {kinds['query']} but its dtype says {entry['dtype'][:20]}")
     if (kv_heads and count % kv_heads) or (heads is not None and len(heads) != count):

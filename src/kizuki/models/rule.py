@@ -78,8 +78,21 @@ class Rule:
         return " & ".join(parts) or "all keys"
 
 
-def from_tensor(mask: Tensor, batch: int, queries: int, keys: int) -> Rule:
-    """The rule of a 4-D mask, bool (True = visible) or float (0 = visible, a large negative number = absent)."""
+def from_tensor(
+    mask: Tensor,
+    batch: int,
+    queries: int,
+    keys: int,
+    *,
+    numbers: bool = False,
+    causal: bool = False,
+    trim: bool = True,
+) -> Rule:
+    """The rule of a 4-D mask, bool (True = visible) or float (0 = visible, a large negative number = absent).
+
+    `numbers`: a float mask may hold others, which leave a key visible (`bias_in` keeps them). `causal`: keys behind
+    the query's own are absent besides. `trim`: keys behind the last one any row sees do not count.
+    """
     if mask.dim() == 3:
         mask = mask[:, None]
     shape = "[" + ", ".join(str(n) for n in mask.shape) + "]"
@@ -97,14 +110,42 @@ def from_tensor(mask: Tensor, batch: int, queries: int, keys: int) -> Rule:
             return part
         if not part.dtype.is_floating_point:
             raise RecordError(f"the mask is {part.dtype}, which says neither what is visible nor what to add")
-        seen = part == 0
-        if not bool((seen | (part <= ABSENT)).all()):
-            raise RecordError(
-                "the mask adds numbers to the scores (a bias, as ALiBi does), which is not kept"
-            )
-        return seen
+        absent = part <= ABSENT
+        if not numbers and not bool(((part == 0) | absent).all()):
+            raise RecordError("the mask adds numbers to the scores (a bias, as ALiBi does)")
+        return ~absent
 
-    return derive(rows, queries, keys)
+    def rows_before(start: int, stop: int) -> Tensor:
+        j = torch.arange(keys, device=mask.device)
+        own = torch.arange(start, stop, device=mask.device)[:, None] + keys - queries
+        return rows(start, stop) & (j <= own)
+
+    return derive(rows_before if causal else rows, queries, keys, trim=trim)
+
+
+def bias_in(mask: Tensor, queries: int, keys: int) -> Tensor | None:
+    """What a float mask adds to the scores of the keys it leaves visible, None for nothing but zeros.
+
+    `[1|batch, 1|heads, 1, keys]` where all rows add the same to a key, else the mask itself.
+    """
+    if not mask.dtype.is_floating_point:
+        return None
+    mask = mask[..., :keys]
+    top, some = None, False
+    step = max(1, BLOCK // max(keys * mask.shape[0] * mask.shape[1], 1))
+    for start in range(0, mask.shape[2], step):
+        part = mask[:, :, start : start + step]
+        seen = part > ABSENT
+        some = some or bool((part.masked_fill(~seen, 0) != 0).any())
+        highest = part.masked_fill(~seen, -torch.inf).amax(2, keepdim=True)
+        top = highest if top is None else torch.maximum(top, highest)
+    if top is None or not some:
+        return None
+    for start in range(0, mask.shape[2], step):
+        part = mask[:, :, start : start + step]
+        if not bool(((part == top) | (part <= ABSENT)).all()):
+            return mask
+    return top.masked_fill(top == -torch.inf, 0)
 
 
 def from_function(fn: Callable[..., Tensor], batch: int, queries: int, keys: int, device: Any) -> Rule:
@@ -128,16 +169,21 @@ def from_padding(mask: Tensor, rule: Rule) -> Rule:
     return Rule(rule.stop, rule.left, rule.right, None if bool(seen.all()) else seen, rule.documents)
 
 
-def derive(rows: Rows, queries: int, keys: int) -> Rule:
+def derive(rows: Rows, queries: int, keys: int, *, trim: bool = True) -> Rule:
     """The rule that shows exactly the keys `rows` shows. Reads every row once; O(batch · keys) memory."""
     lines = _read(rows, queries, keys)
     if lines is None:
         return Rule(keys)
-    if queries < keys:  # room behind the last key of a preallocated cache is not a key
+    if trim and queries < keys:  # room behind the last key of a preallocated cache is not a key
         stop = max(int(lines.last.max()) + 1, queries)
         if stop < keys:
-            lines = _Lines(lines.first, lines.last, lines.count, lines.seen[:, :stop])
+            lines = Lines(lines.first, lines.last, lines.count, lines.seen[:, :stop])
             keys = stop
+    return fit(lines, keys)
+
+
+def fit(lines: Lines, keys: int) -> Rule:
+    """The rule that shows exactly what `lines` say, or RecordError."""
     rule = _fit(lines, keys) or _fit_documents(lines, keys)
     if rule is None:
         raise RecordError(
@@ -148,7 +194,7 @@ def derive(rows: Rows, queries: int, keys: int) -> Rule:
 
 
 @dataclass(frozen=True)
-class _Lines:
+class Lines:
     """What one reading of the mask leaves: per row its first and last key and their number, per key whether seen."""
 
     first: Tensor  # int64 [batch, queries]; 0 in an empty row
@@ -157,7 +203,35 @@ class _Lines:
     seen: Tensor  # bool [batch, keys]
 
 
-def _read(rows: Rows, queries: int, keys: int) -> _Lines | None:
+def lines_of(rule: Rule, batch: int, queries: int, device: torch.device) -> Lines:
+    """What a rule shows, as one reading of its mask would leave it. O(batch · (queries + keys))."""
+    keys = rule.stop
+    own = (torch.arange(queries, device=device) + keys - queries).expand(batch, queries)
+    low = torch.zeros_like(own) if rule.left is None else (own - rule.left).clamp(0, keys)
+    high = torch.full_like(own, keys - 1) if rule.right is None else (own + rule.right).clamp(-1, keys - 1)
+    seen = torch.ones(batch, keys, dtype=torch.bool, device=device)
+    if rule.keys is not None:
+        seen = rule.keys.expand(batch, keys)
+    if rule.documents is not None:
+        ids = rule.documents.expand(batch, keys)
+        mine = ids.gather(1, own)
+        here = torch.arange(keys, device=device).expand(batch, keys)
+        size = int(ids.max()) + 1
+        firsts = ids.new_full((batch, size), keys).scatter_reduce(1, ids, here, "amin").gather(1, mine)
+        lasts = ids.new_full((batch, size), -1).scatter_reduce(1, ids, here, "amax").gather(1, mine)
+        low, high = torch.maximum(low, firsts), torch.minimum(high, lasts)
+    before = _counts(seen)
+    count = (before.gather(1, high + 1) - before.gather(1, low)).clamp(min=0)
+    # The first and the last seen key inside the bounds, by the number of seen keys before them.
+    places = torch.arange(keys, device=device).expand(batch, keys)
+    after = places.masked_fill(~seen, keys).flip(1).cummin(1).values.flip(1)  # the next seen key from here on
+    until = places.masked_fill(~seen, -1).cummax(1).values  # the last seen key up to here
+    first = torch.where(count > 0, after.gather(1, low.clamp(max=keys - 1)), 0)
+    last = torch.where(count > 0, until.gather(1, high.clamp(min=0)), -1)
+    return Lines(first, last, count, seen)
+
+
+def _read(rows: Rows, queries: int, keys: int) -> Lines | None:
     first, last, count, seen = [], [], [], None
     step = max(1, BLOCK // max(keys, 1))
     for start in range(0, queries, step):
@@ -173,7 +247,7 @@ def _read(rows: Rows, queries: int, keys: int) -> _Lines | None:
         seen = line.any(1) if seen is None else seen | line.any(1)
     if seen is None or keys == 0:
         return None
-    return _Lines(torch.cat(first, 1), torch.cat(last, 1), torch.cat(count, 1), seen)
+    return Lines(torch.cat(first, 1), torch.cat(last, 1), torch.cat(count, 1), seen)
 
 
 def _counts(seen: Tensor) -> Tensor:
@@ -181,7 +255,7 @@ def _counts(seen: Tensor) -> Tensor:
     return torch.nn.functional.pad(seen.cumsum(-1), (1, 0))
 
 
-def _same(lines: _Lines, low: Tensor, high: Tensor) -> bool:
+def _same(lines: Lines, low: Tensor, high: Tensor) -> bool:
     """Whether every row sees exactly the seen keys in `low <= j <= high`."""
     keys = lines.seen.shape[-1]
     low, high = low.expand_as(lines.first).clamp(0, keys), high.expand_as(lines.first).clamp(-1, keys - 1)
@@ -192,7 +266,7 @@ def _same(lines: _Lines, low: Tensor, high: Tensor) -> bool:
     return bool((inside & (expected == lines.count)).all())
 
 
-def _fit(lines: _Lines, keys: int) -> Rule | None:
+def _fit(lines: Lines, keys: int) -> Rule | None:
     queries = lines.first.shape[1]
     own = (torch.arange(queries, device=lines.first.device) + keys - queries)[None]  # [1, queries]
     live = lines.count > 0
@@ -211,7 +285,7 @@ def _fit(lines: _Lines, keys: int) -> Rule | None:
     return None
 
 
-def _fit_documents(lines: _Lines, keys: int) -> Rule | None:
+def _fit_documents(lines: Lines, keys: int) -> Rule | None:
     """Packed documents and chunks: a row starts where its document starts."""
     queries = lines.first.shape[1]
     own = torch.arange(queries, device=lines.first.device) + keys - queries  # [queries]

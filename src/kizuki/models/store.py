@@ -31,7 +31,7 @@ from torch import Tensor
 
 from . import header
 from .header import HeaderError, Shape
-from .recording import Capture, Recording
+from .recording import Capture, Layer, Recording
 from .rule import RecordError
 
 FORMAT = "kizuki.recording"
@@ -169,7 +169,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def open(path: str | os.PathLike[str], *, layers: int | Iterable[int] | None = None) -> Recording:
+def open(path: str | os.PathLike[str], *, layers: Layer | Iterable[Layer] | None = None) -> Recording:
     """Open a recording that `Recording.save` wrote.
 
     Its header is read and checked, and the file is mapped into memory; nothing of a layer is read before
@@ -178,7 +178,7 @@ def open(path: str | os.PathLike[str], *, layers: int | Iterable[int] | None = N
 
     Args:
         path: the file.
-        layers: which of the saved layers to hold; one number or several. `None` = all.
+        layers: which of the saved layers to hold; one number (or name) or several. `None` = all.
 
     Returns:
         A `Recording` on the CPU, with its `tokens` (None where none were saved) and the `versions` it was
@@ -233,14 +233,14 @@ def open(path: str | os.PathLike[str], *, layers: int | Iterable[int] | None = N
     return recording
 
 
-class _Captures(UserDict[int, Any]):
+class _Captures(UserDict[Layer, Any]):
     """The layers of a file: each is its table until somebody asks for it, and a Capture from then on."""
 
-    def __init__(self, entries: dict[int, dict[str, Any]], tensor: Callable[[str], Tensor]) -> None:
+    def __init__(self, entries: dict[Layer, dict[str, Any]], tensor: Callable[[str], Tensor]) -> None:
         super().__init__(entries)
         self.tensor = tensor
 
-    def __getitem__(self, layer: int) -> Capture:
+    def __getitem__(self, layer: Layer) -> Capture:
         found = self.data[layer]
         if not isinstance(found, Capture):
             found = self.data[layer] = self._load(found)
@@ -258,6 +258,7 @@ class _Captures(UserDict[int, Any]):
             scale=entry["scale"],
             softcap=entry["softcap"],
             sinks=maybe("sinks"),
+            bias=maybe("bias"),
             rules=[header.rule_of(entry["rule"], self.tensor)],
             rows=entry["rows"],
             sample=maybe("sample"),
@@ -312,12 +313,12 @@ def _read(path: Path) -> tuple[Any, dict[str, Any]]:
     return file, table
 
 
-def _chosen(path: Any, layers: int | Iterable[int] | None, saved: list[int]) -> list[int]:
+def _chosen(path: Any, layers: Layer | Iterable[Layer] | None, saved: list[Layer]) -> list[Layer]:
     """The layers to hold, in the file's order; RecordError for one that is not there."""
     if layers is None:
         return saved
     try:
-        wanted = [layers] if isinstance(layers, int) else list(layers)
+        wanted = [layers] if isinstance(layers, int | str) else list(layers)
     except TypeError:
         kind = type(layers).__name__
         raise RecordError(f"kizuki.open: layers is a {kind} but must be a whole number or several") from None

@@ -1,12 +1,17 @@
-"""What a model keeps and calls: the cache of keys and values.
+"""Layers, and what they keep: self-attention, torch's multi-head attention, the cache of keys and values.
 
-cache.py    KVCache: contiguous, paged, sliding window
-pages.py    attention on pages that somebody else owns
+selfattention.py   SelfAttention: X → Q, K, V → A → Z
+multihead.py       MultiheadAttention: torch.nn's, with its weights and arguments
+positions.py       rotary positions and ALiBi
+cache.py           KVCache: contiguous, paged, sliding window
+pages.py           attention on pages that somebody else owns
 """
 
 from __future__ import annotations
 
 from .cache import KVCache
+from .multihead import MultiheadAttention
 from .pages import paged_attend, paged_attention
+from .selfattention import SelfAttention
 
-__all__ = ["KVCache", "paged_attend", "paged_attention"]
+__all__ = ["KVCache", "MultiheadAttention", "SelfAttention", "paged_attend", "paged_attention"]

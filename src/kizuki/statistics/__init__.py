@@ -13,8 +13,8 @@ from __future__ import annotations
 from .distance import Distance
 from .entropy import Entropy
 from .frame import Frame, Statistic
-from .future import Future
 from .largest import MaxScore, MaxWeight
+from .outside import Future, Outside
 from .pool import Pool
 from .received import Received
 from .topk import TopK
@@ -38,6 +38,7 @@ __all__ = [
     "Future",
     "MaxScore",
     "MaxWeight",
+    "Outside",
     "Pool",
     "Received",
     "Statistic",

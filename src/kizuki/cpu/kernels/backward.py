@@ -224,7 +224,7 @@ def build(t: Target) -> Any:
                                 for at in range(rows * block_k):
                                     store(slopes + at * size, one)
                             score_block(
-                                args, plane, start, rows, query_rows, block, spans, grid, slopes, key_plane
+                                args, plane, start, rows, query_rows, block, spans, grid, slopes, key_place
                             )
                             for c in range(0, min(full_width, count) if sloped else 0, nr):
                                 for p in range(row_panels):

@@ -6,8 +6,8 @@ A row's arithmetic depends on its own data, on the key blocks, which start at mu
 on the splits, which start at multiples of `SPLIT` blocks: the same bits come out alone or in a batch, on
 one thread or many.
 
-`observe` is this kernel with the readings of `watch.py` folded in. A task is then every `GROUPS`-th query block of a
-plane, whose columns are summed by one thread in one order. What it does to the output is the same code, so the bits
+`observe` is this kernel with the readings of `watch.py` folded in. A task is then a part of a plane's query blocks,
+whose columns are summed by one thread in one order. What it does to the output is the same code, so the bits
 are the same.
 """
 
@@ -82,25 +82,20 @@ def build(t: Target, watch: bool = False) -> Any:
     neg_inf, zero = real(-math.inf), real(0.0)
 
     @piece
-    def pack_here(args: int, key_plane: int, value_plane: int, slot: int) -> None:
-        """The one key block of a plane into this thread's panels, which stay in its cache."""
-        width, keys = load_i64(args + KEY_WIDTH), load_i64(args + KEYS)
-        there, dim, value_dim = min(width, keys), load_i64(args + HEAD_DIM), load_i64(args + VALUE_DIM)
-        row, col, kind = load_i64(args + KEY_ROW), load_i64(args + KEY_COL), load_i64(args + KIND)
-        source = load_i64(load_i64(args + KEY_SOURCE) + 8 * key_plane)
-        turned(
-            source,
-            row,
-            col,
-            kind,
-            dim,
-            there,
-            width,
-            load_i64(args + KEY_PACKED) + slot * width * steps_of(dim) * size,
-            0,
+    def pack_here(args: int, key_plane: int, value_plane: int, slot: int, block: int) -> None:
+        """One key block of a plane into this thread's panels, which stay in its cache."""
+        key, width = block * block_k, load_i64(args + KEY_WIDTH)
+        there, dim, value_dim = (
+            min(width, load_i64(args + KEYS) - key),
+            load_i64(args + HEAD_DIM),
+            load_i64(args + VALUE_DIM),
         )
+        row, col, kind = load_i64(args + KEY_ROW), load_i64(args + KEY_COL), load_i64(args + KIND)
+        source = load_i64(load_i64(args + KEY_SOURCE) + 8 * key_plane) + key * row
+        out = load_i64(args + KEY_PACKED) + slot * width * steps_of(dim) * size
+        turned(source, row, col, kind, dim, there, width, out, 0)
         row, col, kind = load_i64(args + VALUE_ROW), load_i64(args + VALUE_COL), load_i64(args + VALUE_KIND)
-        source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * value_plane)
+        source = load_i64(load_i64(args + VALUE_SOURCE) + 8 * value_plane) + key * row
         out = (
             load_i64(args + VALUE_PACKED) + slot * steps_of(width) * load_i64(args + VALUE_PANELS) * nr * size
         )
@@ -115,7 +110,8 @@ def build(t: Target, watch: bool = False) -> Any:
             prefetch(address + at)
 
     def forward(args: int) -> None:
-        fused = load_i64(args + FUSED) != 0
+        # Keys and values packed by the thread that uses them: those of a plane once, or each key block when it comes.
+        fused, local = load_i64(args + FUSED) == 1, load_i64(args + FUSED) == 2
         tasks, queries, keys = load_i64(args + TASKS), load_i64(args + QUERIES), load_i64(args + KEYS)
         dim, value_dim, panels = (
             load_i64(args + HEAD_DIM),
@@ -159,21 +155,27 @@ def build(t: Target, watch: bool = False) -> Any:
             noted = load_i64(args + SCORES_TABLE) != 0
             top_count, offset = load_i64(args + TOP_COUNT), load_i64(args + ROW_OFFSET)
 
-        last_packed, plane, group, turn = -1, 0, 0, query_blocks
-        lots = load_i64(args + GROUPS)  # tasks a plane; one where its keys are packed by one thread
+        # A plane's query blocks, the last first, are so many tasks. Where columns are summed a task has two stretches
+        # of them, one from either end: under a causal mask all tasks are as long, and few share a row of pixels.
+        lots, halves = load_i64(args + GROUPS), 2 if kept else 1
+        each = (query_blocks + halves * lots - 1) // (halves * lots)
+        last_packed, plane, group, stretch, half, turn, last_turn = -1, 0, 0, 0, halves, 0, 0
         while True:
-            if turn >= query_blocks:
-                task = take_ticket(args + NEXT_TASK)
-                if task >= tasks:
-                    break
-                plane, group = task // lots, task % lots
-                turn = group
-                if turn >= query_blocks:
-                    continue  # this launch has fewer query blocks than there are groups
+            if turn >= last_turn:
+                if half == halves:
+                    task = take_ticket(args + NEXT_TASK)
+                    if task >= tasks:
+                        break
+                    plane, group, half = task // lots, task % lots, 0
+                stretch = group if half == 0 else 2 * lots - 1 - group
+                half += 1
+                turn, last_turn = stretch * each, min((stretch + 1) * each, query_blocks)
+                continue
             # The last queries see the most keys under a causal mask: they go first.
             query_block = query_blocks - 1 - turn
+            stretch = halves * lots - 1 - turn // each  # counted from the first query
             start = query_block * step
-            turn += lots
+            turn += 1
             rows = min(step, queries - start)
             row_panels = (rows + mr - 1) // mr
             padded = row_panels * mr
@@ -183,11 +185,9 @@ def build(t: Target, watch: bool = False) -> Any:
                 load_i64(load_i64(args + KEY_TABLE) + 8 * plane),
                 load_i64(load_i64(args + VALUE_TABLE) + 8 * plane),
             )
-            if fused:
-                if last_packed != plane:
-                    pack_here(args, key_plane, value_plane, slot)
-                    last_packed = plane
-                key_plane, value_plane = slot, slot
+            if fused and last_packed != plane:
+                pack_here(args, key_plane, value_plane, slot, 0)
+                last_packed = plane
             block, splits = low // block_k, 0
             if watch:
                 best, best_keys, grid, mark = 0, 0, first_grid, marks
@@ -226,8 +226,13 @@ def build(t: Target, watch: bool = False) -> Any:
                 while block < last and block * block_k < high:
                     key = block * block_k
                     count = min(block_k, keys - key)
-                    score_block(args, plane, start, rows, packed, block, spans, grid, 0, key_plane)
-                    odd = load_u8(load_i64(args + VALUE_ODD) + value_plane * blocks + block) != 0
+                    key_place, value_place = key_plane * blocks + block, value_plane * blocks + block
+                    if local:
+                        pack_here(args, key_plane, value_plane, slot, block)
+                    if fused or local:
+                        key_place, value_place = slot, slot
+                    score_block(args, plane, start, rows, packed, block, spans, grid, 0, key_place)
+                    odd = load_u8(load_i64(args + VALUE_ODD) + value_place) != 0
                     for p in range(row_panels):
                         first, stop = span(args, spans, p, key, count)
                         left = first // stride * stride
@@ -289,7 +294,7 @@ def build(t: Target, watch: bool = False) -> Any:
                                 for r in range(p * mr, min(rows, (p + 1) * mr)):
                                     narrow_row(grid + r * block_k * size, left, width)
                     tall = steps_of(full_width)
-                    place = (value_plane * blocks + block) * tall * panels * nr * size
+                    place = value_place * tall * panels * nr * size
                     value_panel = load_i64(args + VALUE_PACKED) + place
                     for v in range(panels):
                         here = value_panel + v * tall * nr * size
@@ -351,7 +356,7 @@ def build(t: Target, watch: bool = False) -> Any:
                     args,
                     plane,
                     group,
-                    query_block,
+                    stretch,
                     start,
                     rows,
                     low,

@@ -297,19 +297,18 @@ def build(t: Target, products: Products, rows: Rows) -> Scores:
         panels: int,
         grid: int,
         slopes: int,
-        key_plane: int,
+        key_place: int,
     ) -> None:
         """Masked scores of key block `block` into `grid`.
 
         Of a panel of mr rows only the columns of its `span` are computed. Around them, out to multiples of
         four vectors, the scores are −inf; what lies further is undefined. `slopes`: 0, or a second grid. The keys
-        are those packed for `key_plane`.
+        are those packed at place `key_place`, counted in key blocks.
         """
         steps, full_width = steps_of(load_i64(args + HEAD_DIM)), load_i64(args + KEY_WIDTH)
         key = block * block_k
         count = min(block_k, load_i64(args + KEYS) - key)
-        place = key_plane * load_i64(args + KEY_BLOCKS) + block
-        panel = load_i64(args + KEY_PACKED) + place * full_width * steps * size
+        panel = load_i64(args + KEY_PACKED) + key_place * full_width * steps * size
         row_panels = (rows + mr - 1) // mr
         paired = load_i64(args + MASK_TABLE) != 0 or load_i64(args + BIAS_TABLE) != 0
         for c in range(0, min(full_width, count), nr):

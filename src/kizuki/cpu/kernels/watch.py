@@ -180,7 +180,7 @@ def build(t: Target, rows: Rows, scores: Scores) -> Watching:
         args: int,
         plane: int,
         group: int,
-        query_block: int,
+        stretch: int,
         start: int,
         rows: int,
         low: int,
@@ -223,9 +223,7 @@ def build(t: Target, rows: Rows, scores: Scores) -> Watching:
             while begin < rows and pictured != 0:
                 pixel = (first_query + begin) * pixels // queries
                 end = min(rows, ((pixel + 1) * queries + pixels - 1) // pixels - first_query)
-                lines = (
-                    plane * load_i64(args + POOL_LINES) + pixel + load_i64(args + POOL_SHIFT) + query_block
-                )
+                lines = plane * load_i64(args + POOL_LINES) + pixel + load_i64(args + POOL_SHIFT) + stretch
                 out = load_i64(args + POOL) + lines * load_i64(args + POOL_COLS) * 8
                 left, right = sum_rows(
                     args, spans, begin, end, key, count, grid, factors, line, pictured == 2

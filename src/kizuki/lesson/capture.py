@@ -80,7 +80,8 @@ def record(
     progress: Progress | None = None,
 ) -> tuple[Material, Recording]:
     """`gather`, and the recording of its layer."""
-    from kizuki.models import hf, run
+    from kizuki.models import run
+    from kizuki.models.layers import find
 
     tokens = source.tokenize(text)
     if len(tokens) > LIMIT:
@@ -88,8 +89,12 @@ def record(
             f"the text has {len(tokens):,} tokens and a lesson shows at most {LIMIT}; give one sentence, or look "
             "at all of it with kizuki look"
         )
-    found = hf.attention_layers(source.model)
+    found = {layer: place for layer, place in find(source.model).found.items() if isinstance(layer, int)}
     known = sorted(found)
+    if not known:
+        raise LessonError(
+            f"model {source.name} has several stacks of layers, and a lesson walks through one; choose a model of one"
+        )
     chosen = CHOSEN.get(source.name, (known[len(known) // 2], None))
     if layer is None:
         layer = chosen[0]
@@ -106,12 +111,16 @@ def record(
 
 
 def from_recording(
-    recording: Recording, layer: int, *, head: int | None = None, word: str | int | None = None
+    recording: Recording, layer: int | str, *, head: int | None = None, word: str | int | None = None
 ) -> Material:
     """The material that a recording alone holds: q, k, v and the mask, and nothing before or after them."""
     tokens = recording.tokens
     if tokens is None:
         raise LessonError("the recording holds no tokens; set recording.tokens before recording.save")
+    if not isinstance(layer, int):
+        raise LessonError(
+            f"layer {layer!r} is one of several stacks, and a lesson walks through one; choose a number"
+        )
     matrix = recording[layer]
     query, key, value = (numbers(t[0]) for t in (matrix.query, matrix.key, recording.value(layer)))
     made = build(

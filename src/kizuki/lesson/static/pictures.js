@@ -178,23 +178,36 @@ export class Strips {
     const context = sized(this.canvas, this.room, this.rows.length * this.high);
     context.font = `12px ${colours.font}`;
     context.textBaseline = "middle";
-    const most = Math.max(...this.rows.map((r) => Math.max(...r.numbers.map(Math.abs))));
+    context.drawImage(this.cells(colours), 0, 0, this.room, this.rows.length * this.high);
     this.rows.forEach((row, r) => {
       const y = r * this.high;
       context.fillStyle = row.strong ? colours.accent : colours.muted;
       context.textAlign = "right";
       context.fillText(row.label, this.left - 5, y + this.high / 2, this.left - 6);
-      for (let c = 0; c < row.numbers.length; c += 1) {
-        context.globalAlpha = strength(row.numbers[c], most);
-        context.fillStyle = row.numbers[c] < 0 ? colours.minus : colours.plus;
-        context.fillRect(this.left + c * this.cell, y + 1, Math.max(this.cell - (this.cell > 4 ? 1 : 0), 0.6), this.high - 2);
-      }
-      context.globalAlpha = 1;
     });
     context.strokeStyle = colours.accent;
     context.lineWidth = 2;
     context.strokeRect(this.left + this.place * this.cell - 1, this.row * this.high + 1, Math.max(this.cell, 3) + 1, this.high - 2);
+  }
+
+  /** The cells alone, painted again only when the numbers, the size or the colours are others. */
+  cells(colours) {
+    const stamp = [this.room, this.left, this.high, colours.plus, colours.minus, window.devicePixelRatio].join();
+    const kept = this.kept;
+    if (kept && kept.stamp === stamp && kept.rows.length === this.rows.length && kept.rows.every((numbers, r) => numbers === this.rows[r].numbers)) return kept.canvas;
+    const canvas = h("canvas"), context = sized(canvas, this.room, this.rows.length * this.high);
+    let most = 0;
+    for (const row of this.rows) for (const number of row.numbers) most = Math.max(most, Math.abs(number));
+    this.rows.forEach(({ numbers }, r) => {
+      for (let c = 0; c < numbers.length; c += 1) {
+        context.globalAlpha = strength(numbers[c], most);
+        context.fillStyle = numbers[c] < 0 ? colours.minus : colours.plus;
+        context.fillRect(this.left + c * this.cell, r * this.high + 1, Math.max(this.cell - (this.cell > 4 ? 1 : 0), 0.6), this.high - 2);
+      }
+    });
     this.most = most;
+    this.kept = { stamp, canvas, rows: this.rows.map((row) => row.numbers) };
+    return canvas;
   }
 }
 

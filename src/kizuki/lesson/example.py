@@ -45,7 +45,8 @@ def shipped(*, head: int | None = None, word: str | int | None = None) -> Materi
     """
     with as_file(files(__package__).joinpath("example")) as folder:
         notes, kept = read(folder / RECORDING)
-        about, around = read(folder / AROUND)
+        told, around = read(folder / AROUND)
+    about = json.loads(told["lesson"])
     table = json.loads(notes["recording"])
     layer, tokens = table["layers"][0], table["tokens"]
     length = len(tokens["ids"])
@@ -80,8 +81,13 @@ def write(folder: Path, made: Material) -> Path:
     if made.projection is None:
         raise LessonError(f"the example needs a head that can be opened ({made.why}); choose another")
     arrays = {f.name: getattr(made.projection, f.name) for f in fields(Projection)}
+    # One text, for safetensors writes several in any order, and the same pass should give the same file.
     notes = {"origin": made.origin, "layers": str(made.layers), "head": str(made.head), "gap": repr(made.gap)}
-    save_file({n: a for n, a in arrays.items() if a is not None}, folder / AROUND, metadata=notes)
+    save_file(
+        {n: a for n, a in arrays.items() if a is not None},
+        folder / AROUND,
+        metadata={"lesson": json.dumps(notes)},
+    )
     return folder / AROUND
 
 

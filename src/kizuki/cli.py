@@ -13,10 +13,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from .lesson import Material
 
 app = typer.Typer(
     name="kizuki",
@@ -176,6 +179,103 @@ def survey(
     before = f", {done.texts - done.done:,} of them before" if done.done < done.texts else ""
     console.print(f"{source.name}: {done.texts:,} texts{before}")
     typer.echo(out)
+
+
+@app.command()
+def explain(
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            help="One sentence, or a saved recording; - reads standard input.", show_default="the example"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="smollm2, minilm, a folder, or a Hugging Face id.",
+            show_default="smollm2",
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="Which layer, from 0.", show_default="a telling one")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(help="Which head, from 0.", show_default="a telling one")
+    ] = None,
+    word: Annotated[
+        str | None,
+        typer.Option(help="The token to follow, its text or number.", show_default="one that looks far"),
+    ] = None,
+    number: Annotated[
+        str | None,
+        typer.Option("--number", "-n", help='Open one number to its multiplications, such as "weight[7,1]".'),
+    ] = None,
+    lang: Annotated[str | None, typer.Option(help="en or ja.", show_default="the locale's")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the lesson as one HTML page with switches instead.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open/--no-open", help="Open that page in a browser.")] = True,
+) -> None:
+    """Walk through self-attention in eight steps on your own sentence and a real model's own numbers.
+
+    Without a sentence the example that comes with kizuki opens at once.
+    """
+    from . import lesson as job
+    from .lesson.language import preferred, table
+    from .lesson.page import check_target, write_page
+
+    language = preferred() if lang is None else lang
+    table(language)
+    page = None if html is None else check_target(html)
+    if page is not None and number is not None:
+        raise job.LessonError("--number opens a number here and --html writes a page; use one of them")
+    made = lesson_of(text, model, layer, head, word)
+    if page is not None:
+        typer.echo(write_page(page, made, language=language))
+        if show:
+            open_page(page)
+        return
+    from .lesson.terminal import Terminal
+
+    told = Terminal(made, language, Console(highlight=False))
+    if number is None:
+        told.lesson_in_full()
+    else:
+        told.number(number)
+
+
+def lesson_of(
+    text: str | None, model: str | None, layer: int | None, head: int | None, word: str | None
+) -> Material:
+    """The lesson's material: the example, a saved recording, or a model's pass over a sentence."""
+    from . import lesson, look
+
+    if text is None:
+        for name, value in {"--model": model, "--layer": layer}.items():
+            if value is not None:
+                raise lesson.LessonError(f"{name} is for a sentence; give one, or leave {name} out")
+        return lesson.shipped(head=head, word=word)
+    if (recording := look.saved_recording(text, None)) is not None:
+        if model is not None:
+            raise lesson.LessonError(f"--model is for a sentence, and {recording} is a saved recording")
+        from .models import open
+
+        opened = open(recording, layers=None if layer is None else [layer])
+        return lesson.from_recording(
+            opened, opened.layers[0] if layer is None else layer, head=head, word=word
+        )
+    words = given(text, None, False)
+    look.check_text(words)
+    if text == "-":
+        words = words.rstrip("\r\n")  # the end of a line, and no token of the sentence
+    from .models import load
+    from .progress import Bars
+
+    with Bars(Console(stderr=True, highlight=False, markup=False)) as bars:
+        source = load(model or "smollm2", progress=bars)
+        return lesson.gather(source, words, layer=layer, head=head, word=word, progress=bars)
 
 
 @app.command()

@@ -338,3 +338,43 @@ def test_reading_a_row_keeps_no_matrix_alive() -> None:
     del matrix, key, _
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="no compiled kernels here")
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("name", ["none", "causal", "window", "dense", "lengths"])
+def test_keys_packed_where_they_are_used(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long keys are packed block by block by the thread that reads them; whoever packs them, the bits are the same."""
+    from kizuki.cpu import call
+
+    query, key, value = inputs(dtype)
+    value[0, 0, 200, 1] = NAN
+    options: dict[str, Any] = {**MASKS[name], "observe": ALL, "backend": "cpu"}
+    output, seen = kizuki.attention(query, key, value, **options)
+    monkeypatch.setattr(call, "LOCAL", 1)
+    alone, again = kizuki.attention(query, key, value, **options)
+    plain = kizuki.attention(query, key, value, **MASKS[name], backend="cpu")
+    assert same(alone, output)
+    assert same(plain, output)
+    for field in fields(seen):
+        if getattr(seen, field.name) is not None:
+            assert same(getattr(again, field.name), getattr(seen, field.name)), field.name
+    assert same(
+        kizuki.attend(query, key, **MASKS[name]).dense(), kizuki.attend(query, key, **MASKS[name]).dense()
+    )
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="no compiled kernels here")
+def test_long_keys_in_pages_are_still_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kizuki import nn
+    from kizuki.cpu import call
+
+    cache = nn.KVCache(1, 2, 8, page=16, pages=5)
+    query, key, value = randn(1, 2, 40, 8), randn(1, 2, 70, 8, seed=1), randn(1, 2, 70, 8, seed=2)
+    cache.append(key, value)
+    wanted = cache.attention(query)
+    monkeypatch.setattr(call, "LOCAL", 1)
+    assert torch.equal(cache.attention(query), wanted)
+    assert torch.equal(wanted, kizuki.attention(query, key, value, mask=masks.causal("lower_right")))

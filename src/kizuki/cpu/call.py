@@ -102,7 +102,8 @@ def pack(
     per_plane = (
         sizes.width * target.steps(head_dim) + target.steps(sizes.width) * sizes.value_panels * target.nr
     )
-    local = not fused and target.size * sizes.blocks * per_plane >= LOCAL
+    whole = not block.get("PAGES_TABLE")  # the pack kernel alone follows a table of pages
+    local = whole and not fused and target.size * sizes.blocks * per_plane >= LOCAL
     own = fused or local
     tall = target.size * (1 if own else sizes.blocks)
     keys, values = (threads, threads) if own else (sizes.key_planes, sizes.value_planes)

@@ -242,7 +242,9 @@ def test_several_functions_of_one_mask_and_one_that_is_not_compiled(backend: str
     matrix, want = (kizuki.attend(q, k, mask=m, backend=backend) for m in (rule, seen))
     assert torch.equal(matrix @ v, want @ v)
     assert torch.equal(matrix.received("mean"), want.received("mean"))
-    assert torch.equal(matrix[1, :, 3:9], want[1, :, 3:9])
+    assert torch.equal(matrix.dense(), want.dense())
+    # Single rows of a matrix with functions are torch's: a compiled one is told its plane among all planes.
+    assert torch.allclose(matrix[1, :, 3:9], want[1, :, 3:9], rtol=1e-5, atol=1e-7)
     plan = str(matrix.plan())
     assert plan.count("compiled") == 3
     assert "listed, a list" in plan

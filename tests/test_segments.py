@@ -72,6 +72,13 @@ BAD: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["padding", "[3]", "[12]"],
     ),
     "no rows": (lambda: matrix().verify(rows=0), ["rows", "0", ">= 1"]),
+    "a seed of words": (lambda: matrix().verify(seed="a"), ["seed", "'a'", "whole number"]),
+    "future of words": (lambda: matrix().leaks(future="no"), ["future", "'no'", "True or False"]),
+    "heads that do not divide": (
+        lambda: kizuki.nn.MultiheadAttention(7, 2),
+        ["embed_dim is 7", "num_heads, 2"],
+    ),
+    "words of no tokens": (lambda: kizuki.models.join(3), ["tokens", "int", "tokenize"]),
     "no cells": (lambda: matrix().verify(cells=1.5), ["cells", "1.5", "whole number"]),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -135,58 +135,17 @@ class Portable:
         return output, known
 
 
-@dataclass(frozen=True)
 class Watching:
     """A backend whose forward pass also updates statistics: what `attention(observe=)` differentiates through."""
 
-    backend: Backend
-    statistics: Sequence[Statistic]
-
-    @property
-    def name(self) -> str:
-        return self.backend.name
-
-    def refuses(self, problem: Problem) -> str | None:
-        return self.backend.refuses(problem)
-
-    def plan(self, problem: Problem) -> Plan:
-        return self.backend.plan(problem)
+    def __init__(self, backend: Backend, statistics: Sequence[Statistic]) -> None:
+        self.backend, self.statistics = backend, statistics
 
     def forward(self, problem: Problem, value: Tensor) -> tuple[Tensor, Tensor]:
         return self.backend.observe(problem, value, self.statistics)
 
-    def backward(
-        self,
-        problem: Problem,
-        value: Tensor,
-        output: Tensor,
-        lse: Tensor,
-        grad: Tensor,
-        needs: Needs,
-        own: portable.Own | None = None,
-    ) -> portable.Gradients:
-        return self.backend.backward(problem, value, output, lse, grad, needs, own)
-
-    def transposed(self, problem: Problem, lse: Tensor, y: Tensor) -> Tensor:
-        return self.backend.transposed(problem, lse, y)
-
-    def lse(self, problem: Problem) -> Tensor:
-        return self.backend.lse(problem)
-
-    def rows(self, problem: Problem, b: int, h: int, i: Tensor, first: int, stop: int) -> Tensor:
-        return self.backend.rows(problem, b, h, i, first, stop)
-
-    def dense(self, problem: Problem) -> Tensor:
-        return self.backend.dense(problem)
-
-    def observe(
-        self,
-        problem: Problem,
-        value: Tensor | None,
-        statistics: Sequence[Statistic],
-        lse: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return self.backend.observe(problem, value, statistics, lse)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)  # all else is the backend's
 
 
 def choose(problem: Problem, name: str, caller: str = "kizuki.attend") -> Backend:

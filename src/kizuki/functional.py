@@ -149,7 +149,9 @@ def attention(
             matrix._keep(mixing._lse)
         return output, matrix.observe(observe)
     made = matrix.begin(asked(observe))
-    watching = AttentionMatrix(problem, backends.Watching(matrix.backend, list(made.values())))
+    watching = AttentionMatrix(
+        problem, cast(backends.Backend, backends.Watching(matrix.backend, [*made.values()]))
+    )
     output = watching @ value
     if watching._lse is not None:
         matrix._keep(watching._lse)

@@ -49,6 +49,8 @@ class Leaks:
 def leaks(matrix: AttentionMatrix, documents: Tensor | None, padding: Tensor | None, future: bool) -> Leaks:
     """One pass over the tiles of A that its mask leaves, in torch, whatever is asked; memory O(queries + keys)."""
     problem = matrix.problem
+    if not isinstance(future, bool):
+        raise KizukiTypeError(f"A.leaks: future is {future!r} but must be True or False")
     frame, wanted = Frame.of(problem), dict[str, Statistic]()
     if future:
         wanted["future"] = Future(frame)

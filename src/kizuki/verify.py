@@ -58,6 +58,8 @@ def verify(matrix: AttentionMatrix, rows: int, cells: int, seed: int) -> Verifie
     for name, count in (("rows", rows), ("cells", cells)):
         if not is_whole(count) or count < 1:
             raise OptionError(f"A.verify: {name} is {count!r} but must be a whole number >= 1")
+    if not is_whole(seed):
+        raise OptionError(f"A.verify: seed is {seed!r} but must be a whole number")
     with torch.no_grad():
         return _verify(matrix, rows, cells, seed)
 

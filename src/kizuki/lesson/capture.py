@@ -182,7 +182,7 @@ def numbers(tensor: Tensor) -> Floats:
 class Around:
     """What the modules around one attention layer were given, and their matrices."""
 
-    parts: list[nn.Module] | None
+    parts: list[nn.Linear] | None
     x: Tensor | None = None  # [1, n, width]
     turn: Any = None  # (cos, sin), each [1, n, head_dim]
     attention: Tensor | None = None
@@ -194,11 +194,8 @@ class Around:
             return None, "closed_fused"
         if self.x is None or self.attention is None or self.residual is None:
             return None, "closed_unseen"
-        wq, wk, wv, wo = (numbers(part.weight) for part in self.parts)  # type: ignore[arg-type]
-        bq, bk, bv, bo = (
-            None if part.bias is None else numbers(part.bias)  # type: ignore[arg-type]
-            for part in self.parts
-        )
+        wq, wk, wv, wo = (numbers(part.weight) for part in self.parts)
+        bq, bk, bv, bo = (None if part.bias is None else numbers(part.bias) for part in self.parts)
         d, dv = made.head_dim, made.value.shape[2]
         group = made.head // (made.heads // made.kv_heads)
         own, shared = slice(made.head * d, (made.head + 1) * d), slice(group * d, (group + 1) * d)
@@ -275,9 +272,9 @@ def watched(model: nn.Module, path: str, module: nn.Module) -> Iterator[Around]:
             handle.remove()
 
 
-def _parts(module: nn.Module, above: nn.Module, names: tuple[str, ...]) -> list[nn.Module] | None:
+def _parts(module: nn.Module, above: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
     """The four linear maps under these names, `^` for the module above; None unless all are there."""
-    found: list[nn.Module] = []
+    found: list[nn.Linear] = []
     for name in names:
         base, name = (above, name[1:]) if name.startswith("^") else (module, name)
         try:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ def callers() -> Iterator[nn.Module]:
     Read off the first argument of each frame, so that no hook is needed: a hook inside
     `nn.TransformerEncoderLayer` switches its fast path off, which changes bits.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     last = None
     while frame is not None:
         code = frame.f_code
@@ -92,7 +93,7 @@ def callers() -> Iterator[nn.Module]:
             if isinstance(owner, nn.Module) and owner is not last:
                 last = owner
                 yield owner
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 def tell(heard: tuple[Watcher, ...], call: Callable[[nn.Module], Call], part: str | None = None) -> None:

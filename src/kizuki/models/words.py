@@ -132,6 +132,10 @@ def join(tokens: Tokens, unit: Unit | Sequence[Span] = "word") -> Words:
         >>> words.labels, words.groups.tolist()
         (['unhappy', '東'], [0, 0, 1, 1])
     """
+    if not isinstance(tokens, Tokens):
+        raise TextError(
+            f"join: tokens is a {type(tokens).__name__} but must be Tokens; source.tokenize gives them"
+        )
     units = _units(tokens.text, unit)
     unit_at = list(chain.from_iterable([number] * (end - first) for number, (first, end) in enumerate(units)))
     starts = _starts(tokens, unit_at)

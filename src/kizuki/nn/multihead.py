@@ -52,6 +52,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         (True, True)
     """
 
+    def __init__(self, embed_dim: int, num_heads: int, *args: Any, **kwargs: Any) -> None:
+        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+            raise OptionError(
+                f"kizuki.nn.MultiheadAttention: embed_dim is {embed_dim} but must be a positive multiple of "
+                f"num_heads, {num_heads}"
+            )
+        super().__init__(embed_dim, num_heads, *args, **kwargs)
+
     def forward(
         self,
         query: Tensor,

@@ -225,3 +225,17 @@ def test_future_counts_from_the_right_end() -> None:
     hidden = ~torch.from_numpy(causal(5, 9, "lower_right"))
     got = kizuki.attend(query, key).future()
     assert torch.allclose(got.double(), (truth * hidden).sum(-1), atol=1e-6)
+
+
+@pytest.mark.model
+def test_verify_raises_no_false_alarm_on_a_real_model() -> None:
+    """Large scores and peaked rows, as SmolLM2 has them: where a yardstick taken from single rows was too short."""
+    from importlib import resources
+
+    from kizuki.models import load, run
+
+    text = resources.files("kizuki").joinpath("samples/noticing.txt").read_text(encoding="utf-8")
+    recording = run(load("smollm2"), text).recording
+    for layer in recording.layers:
+        found = recording[layer].verify(rows=4, cells=16)
+        assert found.ok, f"layer {layer}: {found}"

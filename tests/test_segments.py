@@ -12,7 +12,7 @@ from oracle import BACKENDS, INF, NAN, brute, causal, randn
 from torch import Tensor
 
 import kizuki
-from kizuki import masks
+from kizuki import masks, models
 from kizuki.backends import Portable
 from kizuki.operator import AttentionMatrix
 
@@ -78,7 +78,7 @@ BAD: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: kizuki.nn.MultiheadAttention(7, 2),
         ["embed_dim is 7", "num_heads, 2"],
     ),
-    "words of no tokens": (lambda: kizuki.models.join(3), ["tokens", "int", "tokenize"]),
+    "words of no tokens": (lambda: models.join(3), ["tokens", "int", "tokenize"]),
     "no cells": (lambda: matrix().verify(cells=1.5), ["cells", "1.5", "whole number"]),
 }
 

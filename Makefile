@@ -47,7 +47,7 @@ env: .venv/test-$(KEY)
 
 .venv/test-$(KEY): | .venv/look-$(KEY)
 	@echo "Installing the test tools into .venv ..."
-	@$(PIP) --no-build-isolation --editable '.[models,survey,dev]'
+	@$(PIP) --no-build-isolation --editable '.[models,survey,explorer,dev]'
 	@touch $@
 
 clean:

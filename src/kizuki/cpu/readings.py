@@ -15,6 +15,7 @@ from . import call
 from .watch import LARGEST, SUM, Watch
 
 ROWS = (Entropy, Distance, MaxWeight, MaxScore, TopK)
+MOST_KEYS = 2**31 - 1  # the kernel counts keys in 32 bits beside scores of 32
 TOGETHER = 1 << 22  # scores of rows that are NaN computed at once
 
 
@@ -47,7 +48,7 @@ def observe(
     others: list[Statistic] = []
     paired = call.mixing_target(problem, value).pairs
     for statistic in statistics:
-        if isinstance(statistic, ROWS):
+        if isinstance(statistic, ROWS) and not (isinstance(statistic, TopK) and problem.keys > MOST_KEYS):
             passes[0].append(statistic)
         elif isinstance(statistic, Pool | Received) and not _counts_pairs(problem, statistic):
             alone = paired or (isinstance(statistic, Received) and statistic.last is not None)
@@ -78,6 +79,8 @@ def _watch(problem: Problem, statistics: Sequence[Statistic]) -> Watch:
         bool(received),
         None if pool is None else (*pool.picture.shape[-2:], SUM if pool.reduce == "mass" else LARGEST),
         received[0].last if received else None,
+        any(isinstance(s, Entropy) for s in statistics),
+        any(isinstance(s, Distance) for s in statistics),
     )
 
 
@@ -100,7 +103,7 @@ def _hand_over(problem: Problem, watch: Watch, lse: Tensor, statistics: Sequence
         elif isinstance(statistic, MaxScore) and problem.queries:
             statistic.peak = stats[..., 0].amax(-1).to(dtype)
         elif isinstance(statistic, TopK):
-            keys = watch.keys[..., : statistic.rank]
+            keys = watch.keys[..., : statistic.rank].to(torch.int64)
             # By the same arithmetic as rows.py, so that a weight is the same number wherever it is read.
             shifted = watch.best[..., : statistic.rank] - stats[..., :1].to(dtype)
             weights = shifted.exp_().mul_((1.0 / stats[..., 1:2]).to(dtype))

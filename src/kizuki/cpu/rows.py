@@ -101,7 +101,7 @@ def _scores(
         pack(block, target, sizes, problem.head_dim, threads)
         plain = forward_scratch(target, problem.head_dim, 0)
         block.fill({"STEP": target.block_q, "WATCH_AT": plain})
-        scratch(block, threads, plain + watch_scratch(target, 0, target.block_q))
+        scratch(block, threads, plain + watch_scratch(target, 0, target.block_q, False))
     for start, end in steps:
         point(block, problem, start, end)
         if plane is not None:

@@ -10,6 +10,9 @@ from .target import Target
 
 PLAIN, BFLOAT16, FLOAT16 = 0, 1, 2  # how an operand lies in memory: as the kernel's own type, or narrower
 SPAN_BYTES = 16  # for each panel of mr rows: the keys it sees
+WAITING = (
+    5  # vectors of scores that may wait: fewer than one is left from before, and four are looked at together
+)
 
 
 def _whole_lines(size: int) -> int:
@@ -26,13 +29,15 @@ def forward_scratch(t: Target, head_dim: int, value_panels: int) -> int:
     return _whole_lines(numbers * t.size + spans + t.block_q * t.block_k)
 
 
-def watch_scratch(t: Target, blocks: int, step: int) -> int:
-    """What observing adds to the scratch of a thread: two vectors and six numbers a row, a line of a grid.
+def watch_scratch(t: Target, blocks: int, step: int, best: bool) -> int:
+    """What observing adds to the scratch of a thread: a counter, two vectors and six numbers a row, a line of a grid.
 
-    With sums over columns also the running maximum and the weights of each of `step` rows for each key block.
+    With `best`, the scores that wait for a place among the k best, and their keys. With sums over columns the running
+    maximum and the weights of each of `step` rows for each key block.
     """
     numbers = t.block_q * (2 * t.lanes + 6) + t.block_k + t.lanes + blocks * step * (1 + t.block_k)
-    return _whole_lines(numbers * t.size)
+    numbers += t.block_q * 2 * WAITING * t.lanes if best else 0
+    return _whole_lines(numbers * t.size) + t.block_q * 8
 
 
 def key_rows(t: Target) -> int:

@@ -27,7 +27,7 @@ class Watch:
     """What is to be read of one problem, and, when the kernel has run, the readings.
 
     `k`: how many of the largest scores of each row; `received`: column sums; `pool`: `(rows, cols, SUM | LARGEST)`, a
-    picture; `last`: only of the last so many queries (None = all).
+    picture; `last`: only of the last so many queries (None = all); `entropy`, `distance`: of each row.
     """
 
     def __init__(
@@ -37,8 +37,11 @@ class Watch:
         received: bool = False,
         pool: tuple[int, int, int] | None = None,
         last: int | None = None,
+        entropy: bool = False,
+        distance: bool = False,
     ) -> None:
         self.problem, self.k, self.columns = problem, k, received or pool is not None
+        self.entropy, self.distance = entropy, distance
         self.first = 0 if last is None else max(0, problem.queries - last)
         self.pool = (1, 1, 0) if pool is None else pool
         self.shape = (problem.batch, problem.heads, problem.queries)
@@ -48,7 +51,8 @@ class Watch:
         lanes = launch.target(dtype).lanes
         self.room = -(-k // lanes) * lanes  # what falls out of the k best lies behind them
         self.best = torch.full((*self.shape, self.room), -math.inf, dtype=dtype)
-        self.keys = torch.full((*self.shape, self.room), -1, dtype=torch.int64)
+        whole = torch.int32 if dtype is torch.float32 else torch.int64
+        self.keys = torch.full((*self.shape, self.room), -1, dtype=whole)
         self.received, self.step, self.groups = received, 0, 1
         self.sums = torch.zeros(self.count, 1, problem.keys if received else 0, dtype=dtype)
         self.lines = torch.zeros(0)
@@ -80,6 +84,8 @@ class Watch:
                 "STEP": self.step,
                 "WATCH_AT": scratch,
                 "TOP_COUNT": self.k,
+                "MOMENTS": int(self.entropy),
+                "REACHES": int(self.distance),
                 "COLUMNS": int(self.columns),
                 "RECEIVED": self.sums.data_ptr() if self.received else 0,
                 "POOL": self.lines.data_ptr(),
@@ -90,7 +96,7 @@ class Watch:
                 "ALL_QUERIES": self.problem.queries,
             }
         )
-        return watch_scratch(target, blocks if self.columns else 0, self.step), steps
+        return watch_scratch(target, blocks if self.columns else 0, self.step, self.k > 0), steps
 
     def _blocks(self, start: int, stop: int) -> int:
         return -(-(stop - start) // self.step)
@@ -108,7 +114,7 @@ class Watch:
         block["POOL_SHIFT"] = len(self.stretches)
         block.table("STATS_TABLE", rows_of(self.stats, self.count, queries * 32, start * 32))
         block.table("TOP_SCORES_TABLE", rows_of(self.best, self.count, queries * k * size, start * k * size))
-        block.table("TOP_KEYS_TABLE", rows_of(self.keys, self.count, queries * k * 8, start * k * 8))
+        block.table("TOP_KEYS_TABLE", rows_of(self.keys, self.count, queries * k * size, start * k * size))
         each = -(-blocks // (2 * self.groups))
         for stretch in reversed(range(2 * self.groups)):  # as the kernel counts them, from the first query
             last = start + max(0, blocks - stretch * each) * self.step

@@ -19,8 +19,9 @@ from typing import Any
 import numba
 
 from ..layout import SLOT
-from ..sizes import SPAN_BYTES
+from ..sizes import SPAN_BYTES, WAITING
 from ..target import SPLIT, Target
+from . import best as best_of
 from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
@@ -33,6 +34,7 @@ from .simd import (
     piece,
     prefetch,
     steps_for,
+    store_i64,
     store_u8,
     take_ticket,
 )
@@ -52,6 +54,7 @@ VALUE_ROW, VALUE_COL = S["VALUE_ROW"], S["VALUE_COL"]
 GROUPS, STEP, WATCH_AT, COLUMNS = S["GROUPS"], S["STEP"], S["WATCH_AT"], S["COLUMNS"]
 ROW_OFFSET, STATS_TABLE, SCORES_TABLE = S["ROW_OFFSET"], S["STATS_TABLE"], S["SCORES_TABLE"]
 TOP_COUNT, TOP_SCORES_TABLE, TOP_KEYS_TABLE = S["TOP_COUNT"], S["TOP_SCORES_TABLE"], S["TOP_KEYS_TABLE"]
+MOMENTS, REACHES = S["MOMENTS"], S["REACHES"]
 
 
 def build_observed(t: Target) -> Any:
@@ -64,7 +67,9 @@ def build(t: Target, watch: bool = False) -> Any:
     products, rows = tile.emit(t), row_bodies.emit(t)
     pieces, ends = shared.build(t, products, rows), softmax.build(t, rows)
     seen_by = watching.build(t, rows, pieces)
-    keep_best, watch_row, shift_moment = seen_by.keep_best, seen_by.watch_row, seen_by.shift_moment
+    keep_best, settle = best_of.build(t)
+    shift_moment = seen_by.shift_moment
+    watch_moment, watch_both = seen_by.watch_moment, seen_by.watch_both
     join_moments, conclude = seen_by.join_moments, seen_by.conclude
     silence, columns = seen_by.silence, seen_by.columns
     pack_query, ranges, span, score_block = pieces.pack_query, pieces.ranges, pieces.span, pieces.score_block
@@ -79,6 +84,7 @@ def build(t: Target, watch: bool = False) -> Any:
     load, store, _, _, real, size = access(t)
     mr, nr, lanes, block_q, block_k = t.mr, t.nr, t.lanes, t.block_q, t.block_k
     stride = 4 * lanes  # what row_max and raise_row step by
+    waiting = 2 * WAITING * lanes * size  # bytes of the scores and keys that wait for a row
     neg_inf, zero = real(-math.inf), real(0.0)
 
     @piece
@@ -139,11 +145,14 @@ def build(t: Target, watch: bool = False) -> Any:
         # one byte a score, only for key blocks with NaN or infinite values
         seen = spans + block_q // mr * SPAN_BYTES
 
-        kept, noted, top_count, top_room = False, False, 0, 0
+        kept, noted, top_count, top_room, moments, reached = False, False, 0, 0, False, False
         if watch:
-            # Of each row: a vector of its moment and of its reach; (moment, reach) joined and of the last split;
-            # 1 / normaliser; a factor. Then a line of a grid, the running maxima and the weights of each key block.
-            views = packed + load_i64(args + WATCH_AT)
+            # Of each row: how many scores wait for a place among the best, and they; a vector of its moment and of
+            # its reach; (moment, reach) joined and of the last split; 1 / normaliser; a factor. Then a line of a
+            # grid, the running maxima and the weights of each key block.
+            counters = packed + load_i64(args + WATCH_AT)
+            top_count, pending = load_i64(args + TOP_COUNT), counters + block_q * 8
+            views = pending + (block_q * waiting if top_count > 0 else 0)
             reaches = views + block_q * lanes * size
             folded = reaches + block_q * lanes * size
             inverses = folded + 4 * block_q * size
@@ -153,7 +162,9 @@ def build(t: Target, watch: bool = False) -> Any:
             strip = marks + blocks * step * size
             kept, strip_bytes = load_i64(args + COLUMNS) != 0, step * block_k * size
             noted = load_i64(args + SCORES_TABLE) != 0
-            top_count, offset = load_i64(args + TOP_COUNT), load_i64(args + ROW_OFFSET)
+            offset = load_i64(args + ROW_OFFSET)
+            reached = load_i64(args + REACHES) != 0
+            moments = reached or load_i64(args + MOMENTS) != 0
             top_room = (top_count + lanes - 1) // lanes * lanes
 
         # A plane's query blocks, the last first, are so many tasks. Where columns are summed a task has two stretches
@@ -195,8 +206,12 @@ def build(t: Target, watch: bool = False) -> Any:
                 if kept:
                     grid = strip
                 if top_count > 0:
+                    for r in range(rows):
+                        store_i64(counters + r * 8, 0)
                     best = load_i64(load_i64(args + TOP_SCORES_TABLE) + 8 * plane) + start * top_room * size
-                    best_keys = load_i64(load_i64(args + TOP_KEYS_TABLE) + 8 * plane) + start * top_room * 8
+                    best_keys = (
+                        load_i64(load_i64(args + TOP_KEYS_TABLE) + 8 * plane) + start * top_room * size
+                    )
             while True:  # once a split; once also where no key is seen
                 soon = plane + load_i64(args + NEXT_SLOT)  # the plane this thread is likely to have next
                 asks = fused and soon < load_i64(args + PLANES)
@@ -254,35 +269,40 @@ def build(t: Target, watch: bool = False) -> Any:
                             if watch and noted:
                                 scores = row - left * size
                                 note_scores(args, plane, start + r, key, first, stop, scores)
-                            if watch and top_count > 0:
-                                keep_best(
-                                    row,
-                                    width,
-                                    key + left,
-                                    best + r * top_room * size,
-                                    best_keys + r * top_room * 8,
-                                    top_count,
-                                )
                             old = load(tops + r * size)
-                            new = row_max(row, width, old)
+                            if watch and top_count > 0:
+                                # One look at the row tells both: whether anything exceeds the least of the k best,
+                                # which is not often, and, as that mostly lies below running_max, what does.
+                                here, there = best + r * top_room * size, best_keys + r * top_room * size
+                                bar = load(here + (top_count - 1) * size)
+                                peak = row_max(row, width, bar if bar < old else old)
+                                new = peak if peak > old else old
+                                if peak > bar:
+                                    waits, counter = pending + r * waiting, counters + r * 8
+                                    keep_best(row, width, key + left, here, there, top_count, waits, counter)
+                            else:
+                                new = row_max(row, width, old)
                             if new != old:
                                 store(tops + r * size, new)
                                 if old != neg_inf:  # else there is nothing yet to rescale
                                     decay = exp_one(old - new)
                                     if panels > 0:
                                         scale_row(sums + r * nr * size, panels, panel_bytes, decay)
-                                    if watch:
+                                    if watch and moments:
                                         here = r * lanes * size
                                         shift_moment(views + here, totals + here, old - new, decay)
                                         scale_vector(reaches + here, decay)
                                     scale_vector(totals + r * lanes * size, decay)
-                            if watch:
-                                here, own = r * lanes * size, real(offset + start + r - key - left)
-                                watch_row(row, width, new, totals + here, views + here, reaches + here, own)
-                                if kept:
-                                    store(mark + r * size, new)
+                            here = r * lanes * size
+                            if watch and reached:
+                                own = real(offset + start + r - key - left)
+                                watch_both(row, width, new, totals + here, views + here, reaches + here, own)
+                            elif watch and moments:
+                                watch_moment(row, width, new, totals + here, views + here, 0, zero)
                             else:
-                                raise_row(row, width, new, totals + r * lanes * size)
+                                raise_row(row, width, new, totals + here)
+                            if watch and kept:
+                                store(mark + r * size, new)
                             drop(args, plane, start + r, key + left, width, row)
                     if odd:
                         add_odd(args, plane, key, grid, seen, sums, rows)
@@ -342,6 +362,10 @@ def build(t: Target, watch: bool = False) -> Any:
                 empty = top == neg_inf and total == zero and not sees(args, plane, start + r, first_grid)
                 here, out = joined + r * nr * size, output + r * value_dim * out_size
                 finish(args, plane, top, total, empty, here, panel_bytes, out, lse + r * lse_step)
+                if watch and top_count > 0:
+                    here, there = best + r * top_room * size, best_keys + r * top_room * size
+                    chunks, count = top_room // lanes, load_i64(counters + r * 8)
+                    settle(here, there, chunks, pending + r * waiting, count)
                 if watch:
                     stats = load_i64(load_i64(args + STATS_TABLE) + 8 * plane) + (start + r) * 32
                     sums_of = folded + 2 * r * size

@@ -15,10 +15,8 @@ from .simd import I64, NEG_INF, Emit, real
 class Views(NamedTuple):
     """The emitted intrinsics, callable from Numba code."""
 
-    those_above: Any
-    lowest_bit: Any
-    insert_best: Any
-    watch_row: Any
+    watch_moment: Any
+    watch_both: Any
     shift_moment: Any
     sum_columns: Any
     peak_columns: Any
@@ -30,138 +28,62 @@ def emit(t: Target) -> Views:
     """Write the bodies for a target."""
     number = real(t.size).numba
 
-    @intrinsic
-    def those_above(typingctx: Any, row: Any, threshold: Any) -> Any:
-        """Which of the next 4 vectors of a row are above `threshold`, one bit a number, the first the lowest."""
+    def watch(reach_too: bool) -> Any:
+        """`raise_row`, the same bits, with the moment beside the sum, or the moment and the reach."""
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t)
-            b, pointer = builder, e.pointer(args[0])
-            bar, bits = e.splat(args[1]), ir.IntType(t.lanes)
-            above = [b.fcmp_ordered(">", e.load(pointer, n * t.lanes), bar) for n in range(4)]
-            some = b.or_(b.or_(above[0], above[1]), b.or_(above[2], above[3]))
-            before = b.block
-            # Mostly none is, and whether any is takes one move of a mask instead of four.
-            with b.if_then(b.icmp_unsigned("!=", b.bitcast(some, bits), ir.Constant(bits, 0)), likely=False):
-                found: ir.Value = ir.Constant(I64, 0)
-                for n, mask in enumerate(above):
-                    wide = b.zext(b.bitcast(mask, bits), I64)
-                    found = b.or_(found, b.shl(wide, ir.Constant(I64, n * t.lanes)))
-                inside = b.block
-            result = b.phi(I64)
-            result.add_incoming(ir.Constant(I64, 0), before)
-            result.add_incoming(found, inside)
-            return result
+        @intrinsic
+        def watch_row(
+            typingctx: Any,
+            row: Any,
+            width: Any,
+            running_max: Any,
+            totals: Any,
+            moments: Any,
+            reaches: Any,
+            own: Any,
+        ) -> Any:
+            """y = exp(row − running_max) in place; totals += y; moments += y·(row − running_max), lane by lane;
 
-        return types.int64(types.int64, number), codegen
+            reaches += y·|own − j|, j counted from the first column. width is a multiple of 4 vectors.
+            """
 
-    @intrinsic
-    def lowest_bit(typingctx: Any, bits: Any) -> Any:
-        """The number of the lowest bit that is set; there is one."""
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                e = Emit(builder, t)
+                b, pointer = builder, e.pointer(args[0])
+                totals, moments, reaches = (e.pointer(a) for a in args[3:6])
+                none = b.fcmp_ordered("==", args[2], ir.Constant(e.scalar, NEG_INF))
+                shift = e.splat(b.select(none, ir.Constant(e.scalar, 0.0), args[2]))
+                lanes = ir.Constant(e.vec, [float(c) for c in range(t.lanes)])
+                ahead = b.fsub(e.splat(args[6]), lanes)
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+                def body(i: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                    here, new = e.at(pointer, i), []
+                    *sums, moment, reach, ahead = acc if reach_too else (*acc, None, None)
+                    for n, a in enumerate(sums):
+                        x = b.fsub(e.load(here, n * t.lanes), shift)
+                        y = e.exp(x)
+                        e.store(y, here, n * t.lanes)
+                        new.append(b.fadd(a, y))
+                        # Of an absent key y is 0 and x −inf, and 0 · −inf would be NaN.
+                        moment = e.fma(y, e.larger(e.const(e.real.lowest), x), moment)
+                        if reach_too:
+                            reach = e.fma(y, e.call("fabs", ahead), reach)
+                            ahead = b.fsub(ahead, e.const(float(t.lanes)))
+                    return [*new, moment, reach, ahead] if reach_too else [*new, moment]
 
-        return types.int64(types.int64), codegen
+                start = [e.const(0.0)] * 4 + [e.load(moments)]
+                start += [e.load(reaches), ahead] if reach_too else []
+                done = e.loop(args[1], 4 * t.lanes, start, body)
+                total = b.fadd(b.fadd(done[0], done[1]), b.fadd(done[2], done[3]))
+                e.store(b.fadd(e.load(totals), total), totals)
+                e.store(done[4], moments)
+                if reach_too:
+                    e.store(done[5], reaches)
+                return context.get_dummy_value()
 
-    @intrinsic
-    def insert_best(typingctx: Any, best: Any, keys: Any, x: Any, key: Any, chunks: Any) -> Any:
-        """Insert x into `chunks` vectors of numbers that fall, behind its equals, and its key beside it; one falls out.
+            return types.void(types.int64, types.int64, number, *[types.int64] * 3, number), codegen
 
-        In registers: numbers that are shifted along one by one, each a load behind a store, took seven times as long.
-        """
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t)
-            b, lanes = builder, t.lanes
-            flag, wide = ir.VectorType(ir.IntType(1), lanes), ir.VectorType(I64, lanes)
-            last = ir.Constant(ir.IntType(32), lanes - 1)
-            along = ir.Constant(e.order, [0, *range(lanes - 1)])
-            first = ir.Constant(flag, [True] + [False] * (lanes - 1))
-
-            def all_of(value: ir.Value, kind: ir.Type) -> ir.Value:
-                one = b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
-                none = ir.Constant(e.order, [0] * lanes)
-                return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), none)
-
-            def shifted(value: ir.Value, kind: ir.Type) -> ir.Value:
-                return b.shuffle_vector(value, ir.Constant(kind, ir.Undefined), along)
-
-            def body(c: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
-                x, key, searching = carried
-                at = b.mul(c, ir.Constant(I64, lanes))
-                here = e.at(e.pointer(args[0]), at)
-                there = b.inttoptr(b.add(args[1], b.mul(at, ir.Constant(I64, 8))), wide.as_pointer())
-                numbers = e.load(here)
-                places = b.load(there)
-                places.align = 8
-                # Where x has been inserted before, what fell out of there goes to the front of the next vector.
-                before = b.and_(b.fcmp_ordered(">=", numbers, e.splat(x)), all_of(searching, flag))
-                begins = b.and_(b.or_(shifted(before, flag), first), b.not_(before))
-                moved = b.select(begins, e.splat(x), shifted(numbers, e.vec))
-                e.store(b.select(before, numbers, moved), here)
-                moved = b.select(begins, all_of(key, wide), shifted(places, wide))
-                done = b.store(b.select(before, places, moved), there)
-                done.align = 8
-                still = b.extract_element(before, last)
-                x = b.select(still, x, b.extract_element(numbers, last))
-                key = b.select(still, key, b.extract_element(places, last))
-                return [x, key, b.and_(still, searching)]
-
-            e.loop(args[4], 1, [args[2], args[3], ir.Constant(ir.IntType(1), 1)], body)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, number, types.int64, types.int64), codegen
-
-    @intrinsic
-    def watch_row(
-        typingctx: Any,
-        row: Any,
-        width: Any,
-        running_max: Any,
-        totals: Any,
-        moments: Any,
-        reaches: Any,
-        own: Any,
-    ) -> Any:
-        """`raise_row`, the same bits, and beside it two more sums, lane by lane:
-
-        y = exp(row − running_max) in place; totals += y; moments += y·(row − running_max);
-        reaches += y·|own − j|, j counted from the first column. width is a multiple of 4 vectors.
-        """
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            e = Emit(builder, t)
-            b, pointer = builder, e.pointer(args[0])
-            totals, moments, reaches = (e.pointer(a) for a in args[3:6])
-            none = b.fcmp_ordered("==", args[2], ir.Constant(e.scalar, NEG_INF))
-            shift = e.splat(b.select(none, ir.Constant(e.scalar, 0.0), args[2]))
-            lanes = ir.Constant(e.vec, [float(c) for c in range(t.lanes)])
-            ahead = b.fsub(e.splat(args[6]), lanes)
-
-            def body(i: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
-                here, new = e.at(pointer, i), []
-                *sums, moment, reach, ahead = acc
-                for n, a in enumerate(sums):
-                    x = b.fsub(e.load(here, n * t.lanes), shift)
-                    y = e.exp(x)
-                    e.store(y, here, n * t.lanes)
-                    new.append(b.fadd(a, y))
-                    # Of an absent key y is 0 and x −inf, and 0 · −inf would be NaN.
-                    moment = e.fma(y, e.larger(e.const(e.real.lowest), x), moment)
-                    reach = e.fma(y, e.call("fabs", ahead), reach)
-                    ahead = b.fsub(ahead, e.const(float(t.lanes)))
-                return [*new, moment, reach, ahead]
-
-            start = [e.const(0.0)] * 4 + [e.load(moments), e.load(reaches), ahead]
-            done = e.loop(args[1], 4 * t.lanes, start, body)
-            total = b.fadd(b.fadd(done[0], done[1]), b.fadd(done[2], done[3]))
-            e.store(b.fadd(e.load(totals), total), totals)
-            e.store(done[4], moments)
-            e.store(done[5], reaches)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, number, *[types.int64] * 3, number), codegen
+        return watch_row
 
     @intrinsic
     def shift_moment(typingctx: Any, moments: Any, totals: Any, gap: Any, factor: Any) -> Any:
@@ -254,10 +176,8 @@ def emit(t: Target) -> Views:
         return types.void(*[types.int64] * 5), codegen
 
     return Views(
-        those_above,
-        lowest_bit,
-        insert_best,
-        watch_row,
+        watch(False),
+        watch(True),
         shift_moment,
         over_rows("sum"),
         over_rows("largest"),

@@ -33,8 +33,8 @@ POOL_LINES, POOL_SHIFT, ALL_QUERIES = S["POOL_LINES"], S["POOL_SHIFT"], S["ALL_Q
 class Watching(NamedTuple):
     """Inlined pieces, callable from the forward kernel."""
 
-    keep_best: Any
-    watch_row: Any
+    watch_moment: Any
+    watch_both: Any
     shift_moment: Any
     join_moments: Any
     conclude: Any
@@ -45,7 +45,6 @@ class Watching(NamedTuple):
 def build(t: Target, rows: Rows, scores: Scores) -> Watching:
     """The pieces for a target."""
     seen = views.emit(t)
-    those_above, lowest_bit, insert_best = seen.those_above, seen.lowest_bit, seen.insert_best
     add_line, factor_rows = seen.add_line, seen.factor_rows
     sum_columns, peak_columns = seen.sum_columns, seen.peak_columns
     exp_one, span = rows.exp_one, scores.span
@@ -53,19 +52,6 @@ def build(t: Target, rows: Rows, scores: Scores) -> Watching:
     mr, lanes, block_k = t.mr, t.lanes, t.block_k
     stride = 4 * lanes
     neg_inf, zero = real(-math.inf), real(0.0)
-
-    @piece
-    def keep_best(row: int, width: int, key: int, best: int, keys: int, k: int) -> None:
-        """Insert the scores of a row into its k best, largest first; an equal score stays behind the earlier key."""
-        chunks = (k + lanes - 1) // lanes
-        for c in range(0, width, stride):
-            bits = those_above(row + c * size, load(best + (k - 1) * size))
-            while bits != 0:
-                j = c + lowest_bit(bits)
-                bits &= bits - 1
-                x = load(row + j * size)
-                if x > load(best + (k - 1) * size):
-                    insert_best(best, keys, x, key + j, chunks)
 
     @piece
     def join_moments(state: int, more: int, sums: int, more_sums: int) -> None:
@@ -228,4 +214,12 @@ def build(t: Target, rows: Rows, scores: Scores) -> Watching:
                 begin = end
             block, place = block + 1, place + 1
 
-    return Watching(keep_best, seen.watch_row, seen.shift_moment, join_moments, conclude, silence, columns)
+    return Watching(
+        seen.watch_moment,
+        seen.watch_both,
+        seen.shift_moment,
+        join_moments,
+        conclude,
+        silence,
+        columns,
+    )

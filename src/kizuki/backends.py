@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from . import portable
@@ -65,6 +66,9 @@ class Backend(Protocol):
     def rows(self, problem: Problem, b: int, h: int, i: Tensor, first: int, stop: int) -> Tensor:
         """The weights of queries `i` (ascending) of one head on keys first … stop, `[len(i), stop − first]`."""
 
+    def row(self, problem: Problem, plane: int, i: int) -> Tensor:
+        """The weights of query `i` of one plane `[batch, heads]`, `[keys]`."""
+
     def dense(self, problem: Problem) -> Tensor:
         """All of A, `[batch, heads, queries, keys]`."""
 
@@ -116,6 +120,10 @@ class Portable:
 
     def rows(self, problem: Problem, b: int, h: int, i: Tensor, first: int, stop: int) -> Tensor:
         return portable.row_weights(problem, b, h, i)[:, first:stop]
+
+    def row(self, problem: Problem, plane: int, i: int) -> Tensor:
+        at = torch.tensor([i], device=problem.device)
+        return portable.row_weights(problem, *divmod(plane, problem.heads), at)[0]
 
     def dense(self, problem: Problem) -> Tensor:
         return portable.dense(problem, portable.lse(problem))

@@ -47,10 +47,8 @@ def _row(matrix: AttentionMatrix, index: tuple[int, ...]) -> Tensor:
             )
         flat = flat * length + at % length
     problem = matrix.problem
-    plane, i = divmod(flat, problem.queries)
     with torch.no_grad():
-        row = torch.tensor([i], device=matrix.device)
-        return matrix.backend.rows(problem, *divmod(plane, problem.heads), row, 0, problem.keys)[0]
+        return matrix.backend.row(problem, *divmod(flat, problem.queries))
 
 
 def _is_scalar(part: Any) -> bool:

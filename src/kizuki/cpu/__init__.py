@@ -82,6 +82,11 @@ class Cpu:
 
         return rows.weights(_plain(problem), b, h, i, first, stop)
 
+    def row(self, problem: Problem, plane: int, i: int) -> Tensor:
+        from . import rows
+
+        return rows.row(_plain(problem), plane, i)
+
     def dense(self, problem: Problem) -> Tensor:
         from . import rows
 

@@ -88,8 +88,8 @@ class Block:
     def only_operands(self, plane: int, size: int) -> None:
         """Leave of the keys, the values and the sinks (of `size` bytes) those of one plane."""
         for name in ("KEY", "VALUE"):
-            which = int(self._entries(f"{name}_TABLE")[plane])
-            self.table(f"{name}_SOURCE", [int(self._entries(f"{name}_SOURCE")[which])])
+            which = int(self.entries(f"{name}_TABLE")[plane])
+            self.table(f"{name}_SOURCE", [int(self.entries(f"{name}_SOURCE")[which])])
             self.table(f"{name}_TABLE", [0])
         if self.slots[_PLACE["SINK_TABLE"]]:
             self.slots[_PLACE["SINK_TABLE"]] += plane * size
@@ -99,17 +99,18 @@ class Block:
         """Leave of the queries and what hides keys from them those of one plane."""
         for name in ("QUERY_TABLE", "FIRST_TABLE", "STOP_TABLE", "MASK_TABLE", "BIAS_TABLE"):
             if self.slots[_PLACE[name]]:
-                self.table(name, [int(self._entries(name)[plane])])
+                self.table(name, [int(self.entries(name)[plane])])
 
     def get(self, name: str) -> int:
         """What a slot holds, as bits."""
         return self.slots[_PLACE[name]]
 
-    def entry(self, name: str) -> int:
-        """The first address of a table."""
-        return int(self._entries(name)[0])
+    def single(self, name: str) -> array[int]:
+        """A table of one address, to be changed in place."""
+        return cast("array[int]", self.alive[name])
 
-    def _entries(self, name: str) -> Sequence[int]:
+    def entries(self, name: str) -> Sequence[int]:
+        """The addresses of a table."""
         return cast("Sequence[int]", self.alive[name])
 
     def room(self, name: str, size: int) -> None:

@@ -114,11 +114,11 @@ NAMES: Final = (
     "MOMENTS",  # 1 = the entropy is asked for
     "REACHES",  # 1 = the distance is asked for
     "STATS_TABLE",  # four float64 a row: largest score, normaliser relative to it, entropy, distance
-    "SCORES_TABLE",  # where to write the scores of keys SCORES_FROM … SCORES_TO; 0 = not asked for
+    "SCORES_TABLE",  # where to write the weights of keys SCORES_FROM … SCORES_TO; −inf at first; 0 = not asked for
     "SCORES_ROW",
     "SCORES_FROM",
     "SCORES_TO",
-    "TOP_COUNT",  # the k best scores of a row and their keys, whole numbers as wide as a score
+    "TOP_COUNT",  # the k largest weights of a row (its scores until it ends), and their keys, whole numbers as wide
     "TOP_SCORES_TABLE",
     "TOP_KEYS_TABLE",
     "COLUMNS",  # 1 = anything is summed over queries

@@ -104,9 +104,7 @@ def _hand_over(problem: Problem, watch: Watch, lse: Tensor, statistics: Sequence
             statistic.peak = stats[..., 0].amax(-1).to(dtype)
         elif isinstance(statistic, TopK):
             keys = watch.keys[..., : statistic.rank].to(torch.int64)
-            # By the same arithmetic as rows.py, so that a weight is the same number wherever it is read.
-            shifted = watch.best[..., : statistic.rank] - stats[..., :1].to(dtype)
-            weights = shifted.exp_().mul_((1.0 / stats[..., 1:2]).to(dtype))
+            weights = watch.best[..., : statistic.rank]
             statistic.best = Found(weights.masked_fill(keys < 0, 0.0), keys)
         elif isinstance(statistic, Received):
             statistic.total = watch.column_sums()

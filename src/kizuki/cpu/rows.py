@@ -1,4 +1,4 @@
-"""Rows of A from the kernels: the scores they write down, and the normaliser that makes weights of them.
+"""Rows of A from the kernels, which write the scores down as they pass and make weights of them when a row ends.
 
 The same scores and the same normaliser as in every reading, so that `A[i]` holds the very numbers that `topk` names.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from array import array
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +19,7 @@ from ..mask import Dense, functions_of, split
 from ..problem import Problem
 from . import equip, launch
 from .block import Block, rows_of
-from .call import FEW_ROWS, Sizes, chunks, decodes, describe, mixing_target, pack, point, scratch, share_keys
+from .call import FEW_ROWS, chunks, decodes, describe, mixing_target, pack, point, scratch, share_keys
 from .sizes import forward_scratch, watch_scratch
 from .target import Target
 
@@ -28,9 +29,6 @@ def weights(problem: Problem, b: int, h: int, i: Tensor, first: int, stop: int) 
     if problem.score is not None or functions_of(problem.mask) or not problem.keys:
         # A compiled function is told the number of its plane, which is not that of a plane alone.
         return portable.row_weights(problem, b, h, i)[:, first:stop]
-    if i.numel() == 1:
-        row, is_nan = _one(problem, b * problem.heads + h, int(i), first, stop)
-        return portable.row_weights(problem, b, h, i)[:, first:stop] if is_nan else row
     parts, odd = [], []
     at = 0
     for low, count in (runs := _runs(i.tolist())):
@@ -117,14 +115,59 @@ def _scores(
         block.run("observe", target, planes * lots, threads)
     block.release()
     equip.check(block)
-    return _weights(made, stats), stats[..., 1].isnan()
+    return made, stats[..., 1].isnan()
 
 
-def _weights(made: Tensor, stats: Tensor) -> Tensor:
-    """Scores to weights, in place. A row that sees nothing has no largest score, and weights of 0 without it."""
-    top, norm = stats[..., :1], stats[..., 1:2]
-    top = top.masked_fill(top == -math.inf, 0.0).to(made.dtype)
-    return made.sub_(top).exp_().mul_(norm.reciprocal().to(made.dtype))
+@dataclass(frozen=True)
+class _Prepared:
+    """An argument block aimed at one row of a problem: any other row is a few additions away."""
+
+    problem: weakref.ref[Problem]  # while it lives, so does the memory that the block's addresses mean
+    block: Block
+    target: Target
+    tasks: int
+    threads: int
+    planes: list[list[int]]  # for each entry of `entries`, what it holds for query 0 of each plane
+    entries: list[array[int]]  # tables of one entry
+    steps: list[int]  # bytes from query to query
+    stats: array[float]
+    scores: array[int]
+    finished: array[int]
+    sinks: int  # the address of the first sink, 0 = none
+
+
+_last = threading.local()  # the problem that a thread read a row of last
+
+
+def row(problem: Problem, plane: int, i: int) -> Tensor:
+    """The weights of query `i` of one plane `[batch, heads]`, `[keys]`.
+
+    What people read most, one after another: the block is kept for the next one, and nothing is asked of torch but
+    the memory of the result.
+    """
+    known: _Prepared | None = _last.__dict__.pop("row", None)
+    if known is None or known.problem() is not problem or known.threads != launch.threads():
+        known = _prepare(problem)
+    if known is None:
+        return weights(problem, *divmod(plane, problem.heads), torch.tensor([i]), 0, problem.keys)[0]
+    block, stats = known.block, known.stats
+    fresh = torch.empty if problem.mask is None else _absent
+    made = fresh(problem.keys, dtype=problem.accumulate_dtype)
+    for entry, starts, step in zip(known.entries, known.planes, known.steps, strict=True):
+        entry[0] = starts[plane] + i * step
+    known.scores[0], known.finished[0] = made.data_ptr(), 0
+    block["FIRST_QUERY"] = i
+    if known.sinks:
+        block["SINK_TABLE"] = known.sinks + plane * known.target.size
+    block.enter("decode", known.target, known.tasks, known.threads)
+    _last.row = known
+    if stats[1] != stats[1]:  # NaN: which keys such a row sees its scores do not say
+        return portable.row_weights(problem, *divmod(plane, problem.heads), torch.tensor([i]))[0]
+    return made
+
+
+def _absent(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.full((count,), -math.inf, dtype=dtype)
 
 
 ROW_TABLES = {
@@ -136,70 +179,49 @@ ROW_TABLES = {
 }
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """An argument block aimed at query 0 of one plane, from which any other row is a few additions away."""
-
-    problem: weakref.ref[Problem]  # while it lives, so does the memory that the block's addresses mean
-    plane: int
-    block: Block
-    target: Target
-    sizes: Sizes
-    rows: dict[str, tuple[int, int]]  # a table, the address in it for query 0, the bytes from query to query
-
-
-_last = threading.local()  # the plane that a thread read a row of last
-
-
-def _one(problem: Problem, plane: int, row: int, first: int, stop: int) -> tuple[Tensor, bool]:
-    """One row, `[1, keys]`, and whether it is NaN. Rows are read one after another: the block is kept for the next."""
-    known: _Prepared | None = _last.__dict__.pop("row", None)
-    if known is None or known.problem() is not problem or known.plane != plane:
-        known = _prepare(problem, plane)
-    if known is None:
-        made, spoiled = _scores(problem, plane, row, row + 1, first, stop)
-        return made[0], bool(spoiled[0, 0])
-    block, target, width = known.block, known.target, stop - first
-    made = torch.full((1, width), -math.inf, dtype=problem.accumulate_dtype)
-    stats = torch.empty(1, 4, dtype=torch.float64)
-    for name, (address, step) in known.rows.items():
-        block.table(name, [address + row * step])
-    block.table("SCORES_TABLE", [made.data_ptr()])
-    block.table("STATS_TABLE", [stats.data_ptr()])
-    block.fill(
-        {"FIRST_QUERY": row, "SCORES_ROW": width * target.size, "SCORES_FROM": first, "SCORES_TO": stop}
-    )
-    tasks = share_keys(block, target, known.sizes, (problem.head_dim, 0), 1, 1)
-    block.enter("decode", target, tasks, launch.threads())
-    block.release()
-    _last.row = known
-    return _weights(made, stats), math.isnan(float(stats[0, 1]))
-
-
-def _prepare(problem: Problem, plane: int) -> _Prepared | None:
-    """The block of a plane; None where its rows need more than addresses: no decoder, a mask or bias to evaluate."""
+def _prepare(problem: Problem) -> _Prepared | None:
+    """The block of a problem; None where its rows need more than addresses: no decoder, a mask or bias to evaluate."""
     nothing = problem.key.new_zeros(problem.keys, 0)
     rest = split(problem.residual)[1]
-    plain = rest is None or isinstance(rest, Dense)
-    if not plain or not decodes(problem, nothing):
+    plain = (rest is None or isinstance(rest, Dense)) and problem.score is None and problem.keys > 0
+    if not plain or functions_of(problem.mask) or not decodes(problem, nothing):
         return None
     if problem.bias is not None and problem.bias.dtype is not problem.accumulate_dtype:
         return None
     target = mixing_target(problem, nothing)
     block, sizes = describe(problem, nothing, target)
-    block.only_operands(plane, target.size)
     point(block, problem, 0, 1)
-    block.only_rows(plane)
-    block["GROUP"] = 1
-    block.table("OUTPUT_TABLE", [0])  # of values that are 0 wide: nothing is written
-    rows = {}
+    sources = block.entries("KEY_SOURCE")
+    found = [[int(sources[at]) for at in block.entries("KEY_TABLE")]]
+    names, steps = ["KEY_SOURCE"], [0]
     for name, step in ROW_TABLES.items():
         if block.get(name):
-            rows[name] = (block.entry(name), block.get(step) if step else 8)
-    for kept in (
-        "operands",
-        "mask",
-        "bias",
-    ):  # they are the problem's, which must not be kept alive from here
+            names.append(name)
+            found.append([int(address) for address in block.entries(name)])
+            steps.append(block.get(step) if step else 8)
+    sinks = block.get("SINK_TABLE")
+    block.only_operands(0, target.size)
+    block.only_rows(0)
+    block["GROUP"] = 1
+    stats = array("d", [0.0] * 4)
+    block.fill({"SCORES_ROW": problem.keys * target.size, "SCORES_FROM": 0, "SCORES_TO": problem.keys})
+    block.table("OUTPUT_TABLE", [0])  # of values that are 0 wide: nothing is written
+    block.table("SCORES_TABLE", [0])
+    block.table("STATS_TABLE", [stats.buffer_info()[0]])
+    tasks = share_keys(block, target, replace(sizes, key_planes=1), (problem.head_dim, 0), 1, 1)
+    for kept in ("operands", "mask", "bias"):  # the problem's, which must not be kept alive from here
         block.alive.pop(kept, None)
-    return _Prepared(weakref.ref(problem), plane, block, target, replace(sizes, key_planes=1), rows)
+    return _Prepared(
+        weakref.ref(problem),
+        block,
+        target,
+        tasks,
+        launch.threads(),
+        found,
+        [block.single(name) for name in names],
+        steps,
+        stats,
+        block.single("SCORES_TABLE"),
+        block.single("FINISHED"),
+        sinks,
+    )

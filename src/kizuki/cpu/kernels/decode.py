@@ -63,7 +63,7 @@ def build(t: Target) -> Any:
         pieces.sees,
     )
     join, finish, drop, note_seen = ends.join, ends.finish, ends.drop, ends.note_seen
-    normaliser, note_scores = ends.normaliser, ends.note_scores
+    normaliser, note_scores, weigh_noted = ends.normaliser, ends.note_scores, ends.weigh_noted
     row_max, raise_row, fold_total = rows.row_max, rows.raise_row, rows.fold_total
     scale_row, scale_vector, exp_one = rows.scale_row, rows.scale_vector, rows.exp_one
     dots, mix = few_products.build(t)
@@ -249,10 +249,19 @@ def build(t: Target) -> Any:
                         after,
                         next_at,
                     )
-                locate(args, lead, value_source, value_row, load_i64(args + VALUE_PAGE), key, count, value_at)
+                if panels > 0:
+                    locate(
+                        args, lead, value_source, value_row, load_i64(args + VALUE_PAGE), key, count, value_at
+                    )
                 columns = (count + lanes - 1) // lanes * lanes
-                values_dense = 1 if value_rows_touch and straight(value_at, count, value_row) else 0
-                keys_dense = 1 if key_rows_touch and straight(key_at, count, key_row) else 0
+                after_keys, values_dense = next_at, 0  # what to ask for when the keys come to an end
+                if panels > 0:
+                    after_keys = value_at
+                    values_dense = 1 if value_rows_touch and straight(value_at, count, value_row) else 0
+                whole_block = (
+                    count == block_k
+                )  # a step reads keys by squares, and must not read past the last
+                keys_dense = 1 if key_rows_touch and whole_block and straight(key_at, count, key_row) else 0
                 next_dense = 1 if key_rows_touch and after > 0 and straight(next_at, after, key_row) else 0
                 dots(
                     kind,
@@ -263,8 +272,8 @@ def build(t: Target) -> Any:
                     columns,
                     grid,
                     keys_dense,
-                    value_at,
-                    values_dense,
+                    after_keys,
+                    values_dense if panels > 0 else next_dense,
                     numba.float32(factor),
                 )
                 hides = shaped
@@ -370,6 +379,8 @@ def build(t: Target) -> Any:
                 if noted:
                     stats = load_i64(load_i64(args + STATS_TABLE) + 8 * plane) + query * 32
                     store_f64(stats, numba.float64(top))
-                    store_f64(stats + 8, normaliser(args, plane, top, total, empty))
+                    norm = normaliser(args, plane, top, total, empty)
+                    store_f64(stats + 8, norm)
+                    weigh_noted(args, plane, query, top, norm)
 
     return decode

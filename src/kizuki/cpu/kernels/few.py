@@ -16,8 +16,9 @@ from numba.extending import intrinsic
 
 from ..sizes import BFLOAT16, PLAIN, step_of
 from ..target import Target
-from .simd import I64, Emit, piece
+from .simd import I64, Emit, load_i64, piece
 
+SIDE = 2  # squares of dense keys side by side with one query
 CHUNK = 16  # keys whose values are in the cache at once while columns pass over them; even, for pairs
 
 
@@ -30,10 +31,7 @@ def _entry(e: Emit, table: ir.Value, index: ir.Value) -> ir.Value:
 
 def _pairs(e: Emit, keys: list[ir.Value]) -> list[ir.Value]:
     """The next pairs of bfloat16 dimensions of a square of keys, a vector of words over the keys for each."""
-    rows = [e.load(e.pointer(k)) for k in keys]
-    for row in rows:
-        row.align = 2  # what a bfloat16 is aligned to
-    return [e.b.bitcast(pair, e.ints) for pair in e.transpose(rows)]
+    return [e.b.bitcast(pair, e.ints) for pair in e.transposed(keys)]
 
 
 def _columns(e: Emit, keys: list[ir.Value], kind: int) -> list[ir.Value]:
@@ -41,6 +39,8 @@ def _columns(e: Emit, keys: list[ir.Value], kind: int) -> list[ir.Value]:
 
     bfloat16 pairs are turned as whole 32-bit words and taken apart afterwards: half the exchanges.
     """
+    if kind == PLAIN:
+        return e.transposed(keys)
     if kind != BFLOAT16:
         return e.transpose([e.load_kind(k, kind) for k in keys])
     b, columns = e.b, []
@@ -53,9 +53,44 @@ def _columns(e: Emit, keys: list[ir.Value], kind: int) -> list[ir.Value]:
 def build(t: Target) -> Any:
     """`(dots, mix)`: scores of a block of keys, and a block of values into the accumulators."""
 
-    def dots_for(kind: int, rows: int, squares: int) -> Any:
-        """Scores of `rows` queries on `squares` squares of `lanes` keys each."""
+    def dots_for(kind: int, rows: int, squares: int, apart: bool) -> Any:
+        """Scores of `rows` queries on `squares` squares of `lanes` keys each; `apart`: keys lie anywhere."""
         size = t.size if kind == PLAIN else 2
+        count = squares * t.lanes
+
+        def sums_of(e: Emit, args: Sequence[ir.Value], keys_at: Any, ask: Any) -> None:
+            """The loop over dimensions: `keys_at(step)` are the addresses of the keys there, `ask` prefetches."""
+            queries, dim, out, factor = args
+            b, q, out = e.b, e.pointer(queries), e.pointer(out)
+            lines = [e.at(q, b.mul(dim, ir.Constant(I64, r))) for r in range(rows)]
+
+            def body(d: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
+                step = b.mul(d, ir.Constant(I64, size))
+                ask(step)
+                acc, here = list(acc), keys_at(step)
+                place = b.lshr(d, ir.Constant(I64, 1)) if t.pairs else d
+                for n in range(squares):  # one after another: the columns of two would not fit the registers
+                    own = here[n * t.lanes : (n + 1) * t.lanes]
+                    columns = _pairs(e, own) if t.pairs else _columns(e, own, kind)
+                    for c, column in enumerate(columns):
+                        for r in range(rows):
+                            x, at = e.broadcast(e.at(lines[r], place), c), r * squares + n
+                            if t.pairs:
+                                acc[at] = e.dot(b.bitcast(x, e.ints), column, acc[at], t.dot)
+                            else:
+                                acc[at] = e.fma(x, column, acc[at])
+                return acc
+
+            sums = e.loop(dim, step_of(t, kind), [e.const(0.0)] * (rows * squares), body)
+            for r in range(rows):
+                for n in range(squares):
+                    total = sums[r * squares + n]
+                    total = b.fmul(total, e.splat(factor)) if t.pairs else total
+                    e.store(total, out, r * t.block_k + n * t.lanes)
+
+        asked = range(
+            0, count * step_of(t, kind) * size, 64
+        )  # bytes of the keys ahead that one step asks for
 
         @intrinsic
         def dots(
@@ -79,51 +114,54 @@ def build(t: Target) -> Any:
             def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 e = Emit(builder, t)
                 table = builder.inttoptr(args[0], I64.as_pointer())
-                keys = [_entry(e, table, ir.Constant(I64, n)) for n in range(squares * t.lanes)]
+                keys = [_entry(e, table, ir.Constant(I64, n)) for n in range(count)]
                 later = builder.inttoptr(args[4], I64.as_pointer())
                 dense = builder.icmp_signed("!=", args[5], ir.Constant(I64, 0))
-                q, out = e.pointer(args[1]), e.pointer(args[3])
-                lines = [e.at(q, builder.mul(args[2], ir.Constant(I64, r))) for r in range(rows)]
-                factor = e.splat(args[6]) if t.pairs else None
 
-                def body(d: ir.Value, acc: list[ir.Value]) -> list[ir.Value]:
-                    step = builder.mul(d, ir.Constant(I64, size))
-                    acc, columns = list(acc), []
-                    for n in range(0, squares * t.lanes * step_of(t, kind) * size, 64):
-                        far = builder.add(
-                            builder.mul(step, ir.Constant(I64, squares * t.lanes)), ir.Constant(I64, n)
-                        )
+                def ask(step: ir.Value) -> None:
+                    for n in asked:
+                        far = builder.add(builder.mul(step, ir.Constant(I64, count)), ir.Constant(I64, n))
                         straight = builder.add(_entry(e, later, ir.Constant(I64, 0)), far)
-                        own = ir.Constant(I64, n // 64 % (squares * t.lanes))
-                        apart = builder.add(_entry(e, later, own), step)
-                        e.prefetch(builder.select(dense, straight, apart))
-                    for n in range(squares):
-                        own = keys[n * t.lanes : (n + 1) * t.lanes]
-                        own = [builder.add(k, step) for k in own]
-                        columns.append(_pairs(e, own) if t.pairs else _columns(e, own, kind))
-                    place = builder.lshr(d, ir.Constant(I64, 1)) if t.pairs else d
-                    for c in range(len(columns[0])):
-                        for r in range(rows):
-                            x = e.broadcast(e.at(lines[r], place), c)
-                            for n in range(squares):
-                                at = r * squares + n
-                                if t.pairs:
-                                    acc[at] = e.dot(builder.bitcast(x, e.ints), columns[n][c], acc[at], t.dot)
-                                else:
-                                    acc[at] = e.fma(x, columns[n][c], acc[at])
-                    return acc
+                        own = ir.Constant(I64, n // 64 % count)
+                        e.prefetch(builder.select(dense, straight, builder.add(_entry(e, later, own), step)))
 
-                sums = e.loop(args[2], step_of(t, kind), [e.const(0.0)] * (rows * squares), body)
-                for r in range(rows):
-                    for n in range(squares):
-                        total = sums[r * squares + n]
-                        total = total if factor is None else builder.fmul(total, factor)
-                        e.store(total, out, r * t.block_k + n * t.lanes)
+                def keys_at(step: ir.Value) -> list[ir.Value]:
+                    return [builder.add(k, step) for k in keys]
+
+                sums_of(e, (*args[1:4], args[6]), keys_at, ask)
                 return context.get_dummy_value()
 
             return types.void(*[types.int64] * 6, types.float32), codegen
 
-        return dots
+        @intrinsic
+        def dots_dense(
+            typingctx: Any, keys: Any, queries: Any, dim: Any, out: Any, ahead: Any, factor: Any
+        ) -> Any:
+            """The same of keys that lie one after the other from an address on, and of what is dense `ahead`.
+
+            No table of addresses: they come to more than there are registers. A score is one sum, each term after the
+            other, so what fills the time that a multiply-add takes are the sums of other squares.
+            """
+
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                e = Emit(builder, t)
+                row = builder.mul(args[2], ir.Constant(I64, size))
+
+                def ask(step: ir.Value) -> None:
+                    far = builder.add(args[4], builder.mul(step, ir.Constant(I64, count)))
+                    for n in asked:
+                        e.prefetch(builder.add(far, ir.Constant(I64, n)))
+
+                def keys_at(step: ir.Value) -> list[ir.Value]:
+                    first = builder.add(args[0], step)
+                    return [builder.add(first, builder.mul(row, ir.Constant(I64, n))) for n in range(count)]
+
+                sums_of(e, (*args[1:4], args[5]), keys_at, ask)
+                return context.get_dummy_value()
+
+            return types.void(*[types.int64] * 5, types.float32), codegen
+
+        return dots if apart else dots_dense
 
     def mix_for(kind: int, rows: int, vectors: int) -> Any:
         """`vectors` vectors of value columns into the accumulators of `rows` rows."""
@@ -223,7 +261,10 @@ def build(t: Target) -> Any:
         return (addresses + at * 8, dense) if at < stop else (later, later_dense)
 
     def for_kind(kind: int) -> tuple[Any, Any]:
-        dots_few, dots_one, dots_two = dots_for(kind, few, 1), dots_for(kind, 1, 1), dots_for(kind, 1, 2)
+        dots_few, few_dense = dots_for(kind, few, 1, True), dots_for(kind, few, 1, False)
+        dots_one, dots_two = dots_for(kind, 1, 1, True), dots_for(kind, 1, 2, True)
+        one_dense = dots_for(kind, 1, SIDE, False)
+        width = size if kind == PLAIN else 2
         mix_few, mix_few_one = mix_for(kind, few, wide), mix_for(kind, few, 1)
         mix_one, mix_one_one = mix_for(kind, 1, 4), mix_for(kind, 1, 1)
 
@@ -241,6 +282,20 @@ def build(t: Target) -> Any:
             factor: float,
         ) -> None:
             wide = 2 * lanes if rows == 1 else lanes
+            if dense != 0 and columns == block_k:
+                base, bytes_ = load_i64(addresses), dim * width
+                wide = SIDE * lanes if rows == 1 else lanes
+                beyond = max(wide, 2 * lanes)
+                for c in range(0, columns, wide):
+                    here, out = base + c * bytes_, grid + c * size
+                    ahead = here + beyond * bytes_ if c + beyond < columns else load_i64(later)
+                    if rows == 1:
+                        one_dense(here, packed, dim, out, ahead, factor)
+                    else:
+                        for r in range(0, rows, few):
+                            left = packed + r * dim * size
+                            few_dense(here, left, dim, out + r * block_k * size, ahead, factor)
+                return
             for c in range(0, columns, wide):
                 here, out = addresses + c * 8, grid + c * size
                 ahead, touch = soon(addresses, dense, c + 2 * lanes, columns, later, later_dense)

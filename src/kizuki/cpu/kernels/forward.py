@@ -76,6 +76,7 @@ def build(t: Target, watch: bool = False) -> Any:
     sees, join, finish, drop = pieces.sees, ends.join, ends.finish, ends.drop
     note_seen, add_odd = ends.note_seen, ends.add_odd
     normaliser, note_scores = ends.normaliser, ends.note_scores
+    weigh, weigh_noted = ends.weigh, ends.weigh_noted
     mix, row_max, raise_row = products.mix, rows.row_max, rows.raise_row
     fold_total, scale_vector, exp_one = rows.fold_total, rows.scale_vector, rows.exp_one
     scale_row = rows.scale_row
@@ -362,15 +363,18 @@ def build(t: Target, watch: bool = False) -> Any:
                 empty = top == neg_inf and total == zero and not sees(args, plane, start + r, first_grid)
                 here, out = joined + r * nr * size, output + r * value_dim * out_size
                 finish(args, plane, top, total, empty, here, panel_bytes, out, lse + r * lse_step)
-                if watch and top_count > 0:
-                    here, there = best + r * top_room * size, best_keys + r * top_room * size
-                    chunks, count = top_room // lanes, load_i64(counters + r * 8)
-                    settle(here, there, chunks, pending + r * waiting, count)
                 if watch:
                     stats = load_i64(load_i64(args + STATS_TABLE) + 8 * plane) + (start + r) * 32
                     sums_of = folded + 2 * r * size
                     norm = normaliser(args, plane, top, total, empty)
                     inverse = conclude(top, total, norm, sums_of, stats)
+                    if noted:
+                        weigh_noted(args, plane, start + r, top, norm)
+                    if top_count > 0:
+                        here, there = best + r * top_room * size, best_keys + r * top_room * size
+                        chunks, count = top_room // lanes, load_i64(counters + r * 8)
+                        settle(here, there, chunks, pending + r * waiting, count)
+                        weigh(here, top_room, top, norm)
                     if kept and inverse != inverse:
                         silence(strip, strip_bytes, (high + block_k - 1) // block_k - low // block_k, r)
                         inverse = zero

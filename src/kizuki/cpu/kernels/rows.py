@@ -22,6 +22,7 @@ class Rows(NamedTuple):
     bend_row: Any
     row_max: Any
     raise_row: Any
+    settle_row: Any
     fold_total: Any
     scale_vector: Any
     exp_one: Any
@@ -185,6 +186,25 @@ def emit(t: Target) -> Rows:
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, number, types.int64), codegen
+
+    @intrinsic
+    def settle_row(typingctx: Any, row: Any, vectors: Any, peak: Any, inverse: Any) -> Any:
+        """row ← exp(row − peak) · inverse in place, on `vectors` whole vectors, at least one."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            e = Emit(builder, t)
+            b, pointer = builder, e.pointer(args[0])
+            peak, inverse = e.splat(args[2]), e.splat(args[3])
+
+            def body(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+                at = b.mul(i, ir.Constant(I64, t.lanes))
+                e.store(b.fmul(e.exp(b.fsub(e.load(pointer, at), peak)), inverse), pointer, at)
+                return []
+
+            e.loop(args[1], 1, [], body)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, number, number), codegen
 
     @intrinsic
     def fold_total(typingctx: Any, totals: Any) -> Any:
@@ -380,6 +400,7 @@ def emit(t: Target) -> Rows:
         bend_row,
         row_max,
         raise_row,
+        settle_row,
         fold_total,
         scale_vector,
         exp_one,

@@ -345,22 +345,65 @@ class Emit:
             value = combine(value, moved)
         return self.b.extract_element(value, ir.Constant(I32, 0))
 
-    def transpose(self, rows: list[ir.Value]) -> list[ir.Value]:
-        """A square of vectors transposed: log2(lanes) rounds of pairwise exchanges (Eklundh 1972)."""
-        width = 1
-        while width < self.lanes:
-            high = [bool(c & width) for c in range(self.lanes)]
+    def transpose(self, rows: list[ir.Value], width: int = 0) -> list[ir.Value]:
+        """A square of vectors transposed, or the blocks of `width` lanes in it.
+
+        Pairwise exchanges of blocks twice as wide each round (Eklundh 1972). The first two rounds together are what
+        processors have an instruction for: interleaving by one, then by two, four rows at a time.
+        """
+        width, done = width or self.lanes, 1
+        if width >= 4 and self.real.size == 4:
+            rows, done = self._quads(rows), 4
+        while done < width:
+            high = [bool(c & done) for c in range(self.lanes)]
             # Lanes 0 … n−1 of a shuffle name its first operand, n … 2n−1 its second.
-            first = [self.lanes + c - width if up else c for c, up in enumerate(high)]
-            second = [self.lanes + c if up else c + width for c, up in enumerate(high)]
+            first = [self.lanes + c - done if up else c for c, up in enumerate(high)]
+            second = [self.lanes + c if up else c + done for c, up in enumerate(high)]
             new = list(rows)
             for i in range(self.lanes):
-                if not i & width:
-                    a, c = rows[i], rows[i + width]
-                    new[i] = self.b.shuffle_vector(a, c, ir.Constant(self.order, first))
-                    new[i + width] = self.b.shuffle_vector(a, c, ir.Constant(self.order, second))
-            rows, width = new, width * 2
+                if not i & done:
+                    new[i] = self._picked(rows[i], rows[i + done], first)
+                    new[i + done] = self._picked(rows[i], rows[i + done], second)
+            rows, done = new, done * 2
         return rows
+
+    def _picked(self, a: ir.Value, c: ir.Value, lanes: list[int]) -> ir.Value:
+        return self.b.shuffle_vector(a, c, ir.Constant(self.order, lanes))
+
+    def _quads(self, rows: list[ir.Value]) -> list[ir.Value]:
+        """The blocks of four lanes of a square of vectors transposed."""
+        n, starts = self.lanes, range(0, self.lanes, 4)
+        one = [[start + up + c // 2 + n * (c % 2) for start in starts for c in range(4)] for up in (0, 2)]
+        two = [[start + up + c % 2 + n * (c // 2) for start in starts for c in range(4)] for up in (0, 2)]
+        new = []
+        for i in range(0, n, 4):
+            a, c = ([self._picked(rows[at], rows[at + 1], way) for way in one] for at in (i, i + 2))
+            new += [self._picked(a[half], c[half], way) for half in (0, 1) for way in two]
+        return new
+
+    def transposed(self, addresses: list[ir.Value]) -> list[ir.Value]:
+        """The square of vectors at byte addresses, transposed; a word aligned as little as its 16-bit halves.
+
+        The widest exchange is made by loading halves of two rows into one vector, which takes no shuffle.
+        """
+        half = self.lanes // 2
+        if half < 4 or self.real.size != 4:
+            rows = [self.load(self.pointer(address)) for address in addresses]
+            for row in rows:
+                row.align = 2
+            return self.transpose(rows)
+        kind, rows = ir.VectorType(self.scalar, half), []
+        both = ir.Constant(self.order, list(range(self.lanes)))
+        for shift in (0, half):
+            for i in range(half):
+                parts = []
+                for address in (addresses[i], addresses[i + half]):
+                    place = self.b.add(address, ir.Constant(I64, shift * self.real.size))
+                    part = self.b.load(self.b.inttoptr(place, kind.as_pointer()))
+                    part.align = 2
+                    parts.append(part)
+                rows.append(self.b.shuffle_vector(*parts, both))
+        return self.transpose(rows, half)
 
     def loop(
         self,

@@ -48,6 +48,8 @@ class Softmax(NamedTuple):
     finish: Any
     normaliser: Any
     note_scores: Any
+    weigh: Any
+    weigh_noted: Any
     drop: Any
     note_seen: Any
     add_odd: Any
@@ -55,10 +57,10 @@ class Softmax(NamedTuple):
 
 def build(t: Target, rows: Rows) -> Softmax:
     """The pieces for a target."""
-    exp_one, merge_row, drop_row = rows.exp_one, rows.merge_row, rows.drop_row
+    exp_one, merge_row, drop_row, settle_row = rows.exp_one, rows.merge_row, rows.drop_row, rows.settle_row
     finish_plain, finish_bfloat16, finish_float16 = rows.finish_panel
     load, store, load_kind, store_kind, real, size = access(t)
-    nr, block_q, block_k = t.nr, t.block_q, t.block_k
+    nr, block_q, block_k, lanes = t.nr, t.block_q, t.block_k, t.lanes
     neg_inf, zero = real(-math.inf), real(0.0)
     infinity = real(math.inf)
 
@@ -142,6 +144,26 @@ def build(t: Target, rows: Rows) -> Softmax:
             store(out + c * size, load(row + c * size))
 
     @piece
+    def weigh(row: int, count: int, top: float, norm: float) -> None:
+        """`count` scores of a row to its weights, in place: e^(score − top) / norm, 0 where there is no key.
+
+        Wherever a weight is read, it is this number.
+        """
+        inverse = real(1.0 / norm)  # 0 for an empty row, whose scores are −inf, as its largest is
+        peak = zero if top == neg_inf else top
+        whole = count // lanes
+        if whole > 0:
+            settle_row(row, whole, peak, inverse)
+        for c in range(whole * lanes, count):
+            store(row + c * size, exp_one(load(row + c * size) - peak) * inverse)
+
+    @piece
+    def weigh_noted(args: int, plane: int, query: int, top: float, norm: float) -> None:
+        """The scores of a row that were copied to who asked for them become its weights."""
+        row = load_i64(load_i64(args + SCORES_TABLE) + 8 * plane) + query * load_i64(args + SCORES_ROW)
+        weigh(row, load_i64(args + SCORES_TO) - load_i64(args + SCORES_FROM), top, norm)
+
+    @piece
     def drop(args: int, plane: int, query: int, key: int, width: int, row: int) -> None:
         """Dropout on `width` weights of a row, whose first key is `key`.
 
@@ -180,7 +202,7 @@ def build(t: Target, rows: Rows) -> Softmax:
                             at = sums + ((d // nr) * block_q * nr + r * nr + d % nr) * size
                             store(at, load(at) + load(weights + (r * block_k + c) * size) * x)
 
-    return Softmax(join, finish, normaliser, note_scores, drop, note_seen, add_odd)
+    return Softmax(join, finish, normaliser, note_scores, weigh, weigh_noted, drop, note_seen, add_odd)
 
 
 @piece

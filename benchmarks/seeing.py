@@ -156,34 +156,31 @@ def memory(_: int) -> None:
 
 
 def rows(rounds: int) -> None:
-    """1,000 single rows at 32,768 keys, beside reading the keys 1,000 times."""
-    for kind, dtype in DTYPES.items():
-        q, k, _ = operands(1, 32_768, dtype)
-        a = kizuki.attend(q, k, causal=True)
-        places = torch.randint(32_768, (1000,), generator=torch.Generator().manual_seed(1)).tolist()
-        whole = kizuki.attend(q, k)
-        words = k.view(torch.int64)
+    """1,000 single rows at 32,768 keys, beside reading their keys 1,000 times.
 
-        def read(a: kizuki.AttentionMatrix = a, places: list[int] = places) -> None:
-            for i in places:
-                a[0, 0, i]
+    Of one head, whose keys a large cache may hold from row to row, and of sixteen in turn, whose keys it does not.
+    """
+    for heads in (1, 16):
+        for kind, dtype in DTYPES.items():
+            q, k, _ = operands(heads, 32_768, dtype)
+            generator = torch.Generator().manual_seed(1)
+            places = [(n % heads, int(torch.randint(32_768, (1,), generator=generator))) for n in range(1000)]
+            whole, half = kizuki.attend(q, k), kizuki.attend(q, k, causal=True)
+            words = [k[0, h].view(torch.int64) for h in range(heads)]
 
-        def read_whole(a: kizuki.AttentionMatrix = whole, places: list[int] = places) -> None:
-            for i in places:
-                a[0, 0, i]
+            def read(a: kizuki.AttentionMatrix, places: list[tuple[int, int]] = places) -> None:
+                for h, i in places:
+                    a[0, h, i]
 
-        def keys(words: Tensor = words) -> None:
-            for _ in range(1000):
-                words.sum()
+            def keys(words: list[Tensor] = words, places: list[tuple[int, int]] = places) -> None:
+                for h, _ in places:
+                    words[h].sum()
 
-        times = in_turn({"causal": read, "whole": read_whole, "keys": keys}, max(3, rounds // 2))
-        row(
-            f"{kind} 1,000 rows of 32,768 keys / reading the keys 1,000 times",
-            times["whole"],
-            times["keys"],
-            1.5,
-        )
-        row(f"{kind} the same, causal (half of the keys)", times["causal"], times["keys"], 1.5)
+            contestants = {"whole": partial(read, whole), "causal": partial(read, half), "keys": keys}
+            times = in_turn(contestants, max(3, rounds // 2))
+            what = f"{kind} 1,000 rows of 32,768 keys, {heads} head{'s' if heads > 1 else ''}"
+            row(f"{what} / reading the keys 1,000 times", times["whole"], times["keys"], 1.5)
+            row(f"{what}, causal (half of the keys)", times["causal"], times["keys"], 1.5)
 
 
 def block(rounds: int) -> None:

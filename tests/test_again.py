@@ -14,6 +14,7 @@ from torch import Tensor
 
 import kizuki
 from kizuki.cpu import again
+from kizuki.models.hfmask import Known
 
 KINDS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, dict[str, Any]]] = {
     "one token": ((1, 1, 1, 8), (1, 1, 1, 8), 8, {}),
@@ -106,6 +107,26 @@ def test_gradients_and_transforms_go_the_long_way() -> None:
     assert tangent.abs().sum() > 0
     with torch.no_grad():
         assert kizuki.attention(leaf, k, v).grad_fn is None
+
+
+def test_a_mask_that_never_changes_is_known_by_its_sign() -> None:
+    hidden = torch.ones(2, 50, dtype=torch.bool)
+    hidden[1, :20] = False
+    calls = []
+    for _ in range(2):
+        mask = Known(kizuki.masks.keys(hidden) & kizuki.masks.causal("lower_right"))
+        for seed in range(4):
+            q, k, v = (randn(2, 4, s, 16, seed=4 * seed + at) for at, s in enumerate((3, 50, 50)))
+            like = again.kind(q, k, v, False, None, None, None, "auto", mask.sign)
+            assert known(like) == (seed >= 2)
+            calls.append(like)
+            assert torch.equal(kizuki.attention(q, k, v, mask=mask), kizuki.attend(q, k, mask=mask.rule) @ v)
+        hidden = hidden.flip(0)
+    assert len(set(calls)) == 2
+    forgotten_mask = weakref.ref(mask)
+    del mask
+    gc.collect()
+    assert forgotten_mask() is None, "the kind keeps a sign, not the mask"
 
 
 def test_no_operand_is_kept() -> None:

@@ -97,9 +97,16 @@ def attention(
         tensor([1., 0., 0.])
     """
     kind = None
-    plain = mask is None and bias is None and sinks is None and score is None and observe is None
+    sign = None if mask is None else getattr(mask, "sign", None)
+    plain = (
+        (mask is None or sign is not None)
+        and bias is None
+        and sinks is None
+        and score is None
+        and observe is None
+    )
     if plain and dropout == 0.0 and generator is None and not torch.compiler.is_compiling():
-        kind = again.kind(query, key, value, causal, window, scale, softcap, backend)
+        kind = again.kind(query, key, value, causal, window, scale, softcap, backend, sign)
         known = None if kind is None else again.attention(kind, query, key, value)
         if known is not None:
             return known

@@ -46,6 +46,8 @@ class Bounds:
 class Mask:
     """A rule saying which keys each query can see. Build one with the functions of masks.py."""
 
+    sign: object = None  # what calls of a mask that never changes are known by; None = it may change
+
     def __and__(self, other: Mask | Tensor) -> Mask:
         return And(self, as_mask(other, "mask & other"))
 

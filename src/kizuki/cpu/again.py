@@ -2,7 +2,8 @@
 
 Describing a small problem takes longer than computing it. The second call of a kind leaves its argument block here,
 and those that follow write down where their memory is and run: no checks, because whatever would be refused was
-refused then. Only calls whose masks are rules without tensors, and that want no gradient, are of a kind at all.
+refused then. Only calls that want no gradient are of a kind at all, and whose masks are rules without tensors, or
+one and the same mask that says it never changes (the layers of a model share one).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def kind(
     scale: Any,
     softcap: Any,
     backend: Any,
+    sign: object = None,
 ) -> Hashable | None:
     """What calls must share to be alike, or None for a call that is described anew each time."""
     if type(scale) not in NUMBERS or type(softcap) not in NUMBERS or type(window) not in WINDOWS:
@@ -59,7 +61,7 @@ def kind(
         return None
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return None
-    return (*found, causal is True, window, scale, softcap, backend, launch.threads())
+    return (*found, causal is True, window, scale, softcap, backend, sign, launch.threads())
 
 
 class Known:

@@ -220,7 +220,7 @@ class Known(Mask):
     """
 
     def __init__(self, rule: Mask) -> None:
-        self.rule = rule
+        self.rule, self.sign = rule, object()  # one pass's: what the rule was made of is not looked at again
         self._kept: dict[Any, Any] = {}
 
     def check(self, problem: Any, caller: str, values: bool = True) -> None:

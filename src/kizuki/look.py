@@ -83,7 +83,10 @@ def look(
     Time and memory: one forward pass, and memory that grows with the tokens, never with their square.
 
     Example:
-        >>> page = kizuki.look.look("Mika laughed.", out="mika.html").page   # doctest: +SKIP
+        >>> from kizuki.look import look
+        >>> done = look("Mika laughed.", model="minilm", layers=[0, 5], out="mika.html")
+        >>> done.page.name, done.tokens, done.layers, done.heads
+        ('mika.html', 5, 2, 12)
     """
     start = time.perf_counter()
     out = check_out(out)
@@ -133,9 +136,9 @@ def reopen(
     Time and memory: one layer at a time is read from the file.
 
     Example:
-        >>> kizuki.look.look("Mika laughed.", save="mika.safetensors").saved  # doctest: +SKIP
-        PosixPath('mika.safetensors')
-        >>> kizuki.look.reopen("mika.safetensors", layers=[3]).layers         # doctest: +SKIP
+        >>> from kizuki.look import look, reopen
+        >>> saved = look("Mika laughed.", model="minilm", layers=[0, 5], save="mika.safetensors").saved
+        >>> reopen(saved, layers=[5], out="again.html").layers
         1
     """
     start = time.perf_counter()

@@ -27,7 +27,12 @@ __all__ = ["BudgetError", "PageError", "check_writable", "write_page"]
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
-    """The path, if a page can be written there; else `PageError`, one line, before any work is done."""
+    """The path, if a page can be written there; else `PageError`, one line, before any work is done.
+
+    >>> from kizuki.explorer import check_writable
+    >>> check_writable("page.html").name
+    'page.html'
+    """
     target = Path(path)
     if target.is_dir():
         raise PageError(f"{target}: is a folder; name a file in it, such as {target / 'page.html'}")
@@ -80,8 +85,10 @@ def write_page(
     layer's arrays; nothing of queries × keys.
 
     Example:
-        >>> write_page("page.html", run)                                      # doctest: +SKIP
-        PosixPath('page.html')
+        >>> from kizuki.explorer import write_page
+        >>> from kizuki.models import load, run
+        >>> write_page("page.html", run(load("minilm"), "They had seen it.", layers=[0])).name
+        'page.html'
     """
     target = check_writable(path)
     if not limit_mb > 0:

@@ -46,8 +46,8 @@ def write_page(path: str | os.PathLike[str], lesson: Material, *, language: str 
 
     Example:
         >>> from kizuki.lesson import shipped, write_page
-        >>> write_page("lesson.html", shipped(), language="ja")              # doctest: +SKIP
-        PosixPath('lesson.html')
+        >>> write_page("lesson.html", shipped(), language="ja").name
+        'lesson.html'
     """
     target = check_target(path)
     part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")

@@ -78,6 +78,16 @@ def test_every_link_and_picture_is_there(page: str) -> None:
         assert path.exists(), f"{page}: {target}"
 
 
+def test_every_file_that_contributing_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_./]+(?:\.py|\.js|\.md|\.txt|\.yml|/))`", text))
+    assert len(named) > 30
+    roots = (ROOT, ROOT / "src" / "kizuki", ROOT / "src" / "kizuki" / "models", ROOT / "tests")
+    assert [name for name in sorted(named) if not any((root / name).exists() for root in roots)] == []
+    tests = set(re.findall(r"`(test_[a-z]+)\*?`", text))
+    assert [name for name in tests if not list((ROOT / "tests").glob(f"{name}*.py"))] == []
+
+
 @pytest.mark.parametrize("page", ["engineer.md", "limits.md"])
 def test_every_measured_number_is_one_of_the_log(page: str) -> None:
     """Ratios and times are copied from the log and from nowhere else: every decimal number of the prose and tables."""

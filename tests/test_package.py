@@ -126,3 +126,27 @@ def test_the_package_carries_its_data():
     assert package.joinpath("py.typed").is_file()
     assert package.joinpath("samples", "noticing.txt").is_file()
     assert any(entry.is_file() for entry in package.joinpath("explorer", "static").iterdir())
+
+
+def test_the_public_workflow_checks_what_make_test_does_on_every_system_without_make():
+    import yaml
+
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    runs = {name: [step.get("run", "") for step in job["steps"]] for name, job in workflow["jobs"].items()}
+    said = "\n".join(run for job in runs.values() for run in job)
+    for command in ("ruff check .", "ruff format --check .", "-m mypy", "-m pytest", "-m sphinx -W"):
+        assert command in said
+    assert not re.search(r"^\s*make\b", said, flags=re.M)
+    rows = workflow["jobs"]["test"]["strategy"]["matrix"]["include"]
+    assert {row["os"].split("-")[0] for row in rows} == {"ubuntu", "macos", "windows"}
+    assert any(row["os"].endswith("-arm") for row in rows)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    oldest = re.search(r'requires-python = ">=([\d.]+)"', project)[1]
+    versions = {row["python"] for row in rows}
+    assert versions >= {oldest, "3.11", "3.12", "3.13"}
+    installed = re.search(r"--editable '(\.\[.*docs.*\])'", (ROOT / "Makefile").read_text(encoding="utf-8"))[
+        1
+    ]
+    assert f"-e '{installed}'" in said
+    actions = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert all(re.search(r"@v\d+$|@[0-9a-f]{40}$", action) for action in actions), actions

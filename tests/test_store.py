@@ -300,6 +300,7 @@ def test_named_layers_and_biases_are_kept(tmp_path):
     assert list(alone) == ["decoder.0.self"]
 
 
+@pytest.mark.posix
 def test_places_that_cannot_be_written(tmp_path, kept):
     recording = kept[0]
     os.mkfifo(tmp_path / "pipe")
@@ -308,7 +309,7 @@ def test_places_that_cannot_be_written(tmp_path, kept):
         (tmp_path / "no" / "a", "there is no folder"),
         (tmp_path / "pipe", "not an ordinary file"),
         (tmp_path / ("a" * 300), "cannot be written"),
-        ("/proc/a", "cannot be written"),
+        ("/proc/a", "cannot be written" if Path("/proc").is_dir() else "there is no folder"),
     ):
         with pytest.raises(RecordError, match=says) as caught:
             recording.save(path)
@@ -332,6 +333,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, kept, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.posix
 def test_a_killed_writer_leaves_no_half_file_under_the_name(tmp_path, kept):
     places = ("amid the data", "before the end", "before the name")
     for place in places:
@@ -370,6 +372,7 @@ for place, (where, name, dies) in zip(sys.argv[2:], deaths):
         kizuki.open(half)  # not even by its own name
 
 
+@pytest.mark.posix
 def test_the_file_behind_a_link_is_replaced_and_the_link_stays(tmp_path, kept):
     (tmp_path / "real").write_bytes(b"old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -379,6 +382,7 @@ def test_the_file_behind_a_link_is_replaced_and_the_link_stays(tmp_path, kept):
     assert (tmp_path / "real").read_bytes() == kept[1]
 
 
+@pytest.mark.posix
 def test_a_saved_file_has_the_mode_of_any_new_file(tmp_path, kept):
     before = os.umask(0o027)
     try:

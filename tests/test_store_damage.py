@@ -163,6 +163,7 @@ def test_no_pickle_is_loaded(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.posix
 def test_paths_that_are_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path, says in (

@@ -236,17 +236,10 @@ def check_out(out: str | Path) -> Path:
     """The file a page will go to; raises `InputError`, before any work is done, where it cannot be."""
     from .explorer.export import PageError, check_writable
 
-    path = Path(out)
     try:
-        if path.is_symlink():
-            path = path.resolve()  # the page replaces the file behind the link, not the link
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise InputError(f"--out {out}: is not an ordinary file; give the name of a page")
-        return check_writable(path)
+        return check_writable(out)
     except PageError as error:
         raise InputError(f"--out {error}") from None
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot be written ({error.strerror or error})") from None
 
 
 def check_save(save: str | Path, out: Path) -> Path:

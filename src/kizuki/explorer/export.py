@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import files
 from . import bundle, page, start
 from .budget import BudgetError, LayerSize, Plan, plan
 from .page import Layer, PageError
@@ -33,24 +34,7 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
     >>> check_writable("page.html").name
     'page.html'
     """
-    target = Path(path)
-    if target.is_dir():
-        raise PageError(f"{target}: is a folder; name a file in it, such as {target / 'page.html'}")
-    if not target.parent.is_dir():
-        raise PageError(f"{target}: there is no folder {target.parent}; make it first")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise PageError(f"{target}: the file may not be written; choose another name")
-    probe = _part(target)
-    try:
-        probe.open("xb").close()
-        probe.unlink()
-    except OSError as error:
-        raise PageError(f"{target}: cannot be written ({error.strerror}); choose another folder") from None
-    return target
-
-
-def _part(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}.part")
+    return files.check_target(path, PageError)
 
 
 def write_page(
@@ -133,17 +117,11 @@ def write_page(
     meta["provenance"].append(page.checked(layers))
     meta["start"] = start.choose(run.tokens, layers, matrices, chosen, meta["heads"])
 
-    part = _part(target)
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            _write(file, head_text, meta, layers, matrices, chosen, report)
-        os.replace(part, target)
-    except OSError as error:
-        raise PageError(
-            f"{target}: cannot be written ({error.strerror}); free some space or choose another folder"
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
+    with (
+        files.replacing(target, PageError) as part,
+        part.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+        _write(file, head_text, meta, layers, matrices, chosen, report)
     return target
 
 

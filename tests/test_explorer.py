@@ -106,7 +106,7 @@ def test_the_front_end_is_small_and_names_no_network_address(tmp_path: Path) -> 
     )
     text = without_data(path.read_text(encoding="utf-8"))
     assert (
-        len((bundle.script("main.js") + bundle.script("worker.js") + bundle.read("page.css")).encode())
+        len((bundle.script("main.js") + bundle.script("worker.js") + bundle.style("page.css")).encode())
         <= 150_000
     )
     assert not re.findall(r"\b(?:https?|wss?|ftp)://|//[a-z0-9-]+\.[a-z]|@import|url\(", text)
@@ -127,6 +127,11 @@ def test_the_modules_join_into_one_script() -> None:
         assert not re.search(r"^\s*(import|export)\b", script, re.M)
         assert "</script" not in script
         assert "<!--" not in script
+    for name in (Path(bundle.__file__).parent / "static").glob("*.js"):
+        for line in name.read_text(
+            encoding="utf-8"
+        ).splitlines():  # else taking indentation away would change it
+            assert line.count("`") % 2 == 0, f"{name.name}: a template goes over the line's end: {line}"
 
 
 @pytest.mark.skipif(shutil.which("node") is None and not os.environ.get("CI"), reason="node is not installed")

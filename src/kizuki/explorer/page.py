@@ -243,7 +243,20 @@ def tokens_of(run: Run) -> dict[str, Any]:
         "gaps": gaps,
         "chips": chips,
         "tail": tokens.text[covered:],
+        "words": words_of(run),
     }
+
+
+def words_of(run: Run) -> dict[str, Any] | None:
+    """The words that people write, each by its first token and its label; None where every token is one."""
+    from kizuki.models import Tokens, join
+
+    tokens = run.tokens
+    whole = Tokens(tokens.text, tokens.ids, tokens.offsets, tokens.labels, tokens.special)
+    words = join(whole, "word")
+    if len(words) == len(whole):
+        return None
+    return {"starts": words.starts, "labels": words.labels}
 
 
 def predictions_of(run: Run) -> dict[str, Any] | None:

@@ -2,11 +2,14 @@
 import { byId, h, legend, perFrame, say, visibleLabel } from "./dom.js";
 import { FLOOR, colourTable, cssColour, weightScale } from "./colour.js";
 import { translator } from "./words.js";
-import { Store, formatHash, parseHash } from "./store.js";
+import { DEFAULTS, MEASURES, Store, parseHash } from "./store.js";
+import { Address } from "./address.js";
+import { between, formatTokens, parseTokens, toggled } from "./selection.js";
+import { unitsOf } from "./units.js";
 import { Data } from "./data.js";
-import { digits, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
+import { byUnits, digits, joinColumns, joinRows, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
 import { TextPanel } from "./text.js";
-import { Atlas, MEASURES } from "./atlas.js";
+import { Atlas } from "./atlas.js";
 import { MatrixMap } from "./map.js";
 import { Pictures } from "./pictures.js";
 import { startEngine } from "./runner.js";
@@ -24,10 +27,14 @@ class Page {
     this.preview = { token: null, head: null };
     this.turn = 0; // counts refreshes, so that a slow one cannot overwrite a newer one
     const shape = { layers: meta.layers.map((info) => info.layer), heads: meta.heads, queries: meta.queries, keys: meta.keys };
-    this.store = new Store({ ...meta.start, direction: "reads", measure: "entropy", row: "entropy", pool: "mass", scale: "log", ...parseHash(location.hash) }, shape);
+    this.allUnits = unitsOf(meta.tokens);
+    shape.words = this.allUnits.word !== null;
+    this.store = new Store({ ...DEFAULTS, ...meta.start, ...parseHash(location.hash) }, shape);
+    this.anchor = null; // the token from which a range is drawn out
+    this.adding = false; // whether each click adds a token to the selection
     this.build();
     this.store.listen((state, changed) => this.changed(changed));
-    window.addEventListener("hashchange", () => this.store.set(parseHash(location.hash)));
+    this.address = new Address(this.store);
     this.restyle();
     this.changed(new Set(["layer", "head", "query", "key"]));
   }
@@ -35,9 +42,10 @@ class Page {
   build() {
     const { store } = this;
     this.refreshSoon = perFrame(() => this.refresh());
-    this.text = new TextPanel(this.meta.tokens, {
+    this.text = new TextPanel(this.units, {
       hover: (token) => this.setPreview({ token }),
-      choose: (token, other) => this.chooseToken(token, other),
+      choose: (token, how) => this.chooseToken(token, this.adding && how === "only" ? "toggle" : how),
+      drag: (from, to) => this.chooseRange(from, to),
     });
     this.atlas = new Atlas(this.meta, {
       hover: (head) => this.setPreview({ head }),
@@ -68,6 +76,9 @@ class Page {
       const [field, value] = button.dataset.set.split(" ");
       button.addEventListener("click", () => (field === "direction" ? this.turnTo(value) : store.set({ [field]: value })));
     }
+    byId("adding").addEventListener("click", () => this.setAdding(!this.adding));
+    byId("alone").addEventListener("click", () => this.store.set({ several: "" }));
+    for (const button of document.querySelectorAll("[data-set^='unit']")) button.parentElement.hidden = !store.shape.words;
     byId("zoom-in").addEventListener("click", () => this.map.zoom(1.6));
     byId("zoom-out").addEventListener("click", () => this.map.zoom(1 / 1.6));
     byId("zoom-fit").addEventListener("click", () => this.map.fit());
@@ -100,16 +111,57 @@ class Page {
     this.refreshSoon();
   }
 
-  chooseToken(token, other = false) {
-    const reads = this.store.state.direction === "reads";
-    this.store.set({ [reads === !other ? "query" : "key"]: token });
+  get units() {
+    return this.allUnits[this.store.state.unit];
+  }
+
+  /** The field that holds the token whose reading is shown. */
+  get field() {
+    return this.store.state.direction === "reads" ? "query" : "key";
+  }
+
+  /** The tokens selected by hand, in order; without `several` the unit of the one. */
+  selected() {
+    const { state } = this.store;
+    const list = state.several ? parseTokens(state.several, this.meta.tokens.labels.length) : [state[this.field]];
+    return [...new Set(list.flatMap((token) => this.units.around(token)))];
+  }
+
+  /** how: "only" this token; "toggle" it in the selection; "extend" the selection to it; "move" to it and leave
+      the selection; "other": it becomes the other end, the key of what reads or the query of what is read. */
+  chooseToken(token, how = "only") {
+    const { field } = this;
+    if (how === "other") this.store.set({ [field === "query" ? "key" : "query"]: token });
+    else if (how === "extend") this.chooseRange(this.anchor ?? this.store.state[field], token);
+    else if (how === "move") this.store.set({ [field]: token, several: formatTokens(this.selected()) });
+    else if (how === "toggle") {
+      const list = toggled(this.selected(), this.units.around(token));
+      const at = list.length === 0 || list.includes(token) ? token : list[0];
+      this.store.set({ [field]: at, several: this.several(list) });
+    } else this.store.set({ [field]: token, several: "" });
+  }
+
+  chooseRange(from, to) {
+    this.anchor = from;
+    const list = between(from, to).flatMap((token) => this.units.around(token));
+    this.store.set({ [this.field]: to, several: this.several(list) });
+  }
+
+  /** A selection of one unit needs no list. */
+  several(list) {
+    return new Set(list.map((token) => this.units.of[token])).size > 1 ? formatTokens(list) : "";
+  }
+
+  setAdding(adding) {
+    this.adding = adding;
+    byId("adding").setAttribute("aria-pressed", String(adding));
   }
 
   /** What it reads, or who reads it: of the same token either way. */
   turnTo(direction) {
     const { state } = this.store;
     if (direction === state.direction) return;
-    this.store.set(direction === "reads" ? { direction, query: state.key } : { direction, key: state.query });
+    this.store.set({ direction, several: state.several, ...(direction === "reads" ? { query: state.key } : { key: state.query }) });
   }
 
   goTo(token) {
@@ -124,15 +176,11 @@ class Page {
 
   changed(changed) {
     this.busy = true; // until a refresh has caught up
-    clearTimeout(this.hashTimer);
-    this.hashTimer = setTimeout(() => {
-      const hash = formatHash(this.store.state);
-      if (hash !== location.hash) history.replaceState(null, "", hash);
-    }, 200);
+    if (changed.has(this.field) && !this.store.state.several) this.anchor = this.store.state[this.field];
+    if (changed.has("unit")) this.text.show(this.units);
     if (changed.has("scale")) this.restyle();
     const { state } = this.store;
-    const chosen = state.direction === "reads" ? "query" : "key";
-    if (changed.has(chosen) || changed.has("direction")) this.text.reveal(state[chosen]);
+    if (changed.has(this.field) || changed.has("direction") || changed.has("unit")) this.text.reveal(state[this.field]);
     this.map.hovered = null; // what is said about the matrix follows the selection until the pointer moves again
     if ((changed.has("query") || changed.has("key")) && this.map.state) this.follow();
     this.refreshSoon();
@@ -167,24 +215,42 @@ class Page {
     const current = () => turn === this.turn;
     const { state } = this.store;
     const { layer, head } = this.preview.head ?? state;
-    const subject = this.preview.token ?? (state.direction === "reads" ? state.query : state.key);
+    const subject = this.preview.token ?? state[this.field];
+    const selected = this.selected();
+    const subjects = this.preview.token === null ? selected : this.units.around(subject);
     this.showControls(state);
     this.showAtlas(state);
     const query = state.direction === "reads" ? subject : state.query;
     showPrediction(this.meta, query, this.t);
-    this.text.mark({ query: state.query, key: state.key, preview: this.preview.token, direction: state.direction });
+    this.text.mark({ query: state.query, key: state.key, preview: this.preview.token, chosen: state[this.field], selected });
     try {
       const opened = await this.openMap(state, current);
       if (!opened || !current()) return;
       const model = await this.data.head(layer, head);
-      const reading = await this.reading(model, layer, head, state.direction, subject);
+      const reading = await this.joined(model, layer, head, state.direction, subjects, current);
       if (!current()) return;
-      this.showReading(reading, model, { layer, head, direction: state.direction, subject });
+      this.showReading(reading, model, { layer, head, direction: state.direction, subject, subjects });
       await this.showNumbers(layer, head, query, subject, current);
       if (current()) this.busy = false;
     } catch (error) {
       if (current()) this.fail(error);
     }
+  }
+
+  /** The readings of all subjects as one: of words where the text is shown as words. */
+  async joined(model, layer, head, direction, subjects, current = () => true) {
+    const readings = [];
+    let rested = performance.now();
+    for (const subject of subjects) {
+      if (!current()) return null;
+      if (performance.now() - rested > 40) { // thousands of rows leave the page alive
+        await new Promise((resume) => setTimeout(resume, 0));
+        rested = performance.now();
+      }
+      readings.push(await this.reading(model, layer, head, direction, subject));
+    }
+    const one = readings.length === 1 ? readings[0] : (direction === "reads" ? joinRows : joinColumns)(readings);
+    return this.units.joined ? byUnits(one, this.units, direction) : one;
   }
 
   async reading(model, layer, head, direction, subject) {
@@ -198,20 +264,22 @@ class Page {
     return direction === "reads" ? readTopRow(top, subject, 1) : readTopColumn(top, subject, received);
   }
 
-  showReading(reading, model, { layer, head, direction, subject }) {
-    const { labels } = this.meta.tokens;
-    const { scale, colours, t } = this;
+  showReading(reading, model, { layer, head, direction, subject, subjects }) {
+    const { scale, colours, t, units } = this;
+    const names = [...new Set(subjects.map((token) => units.of[token]))].map((unit) => units.labels[unit]);
     this.text.paint(reading.list, scale, colours);
     const share = percent(massShown(reading, { floor: scale.floor }));
     say(byId("mass"), reading.bad || reading.total === 0 ? "" : t("mass_shown", { p: share }));
     const notes = [t("painted", { floor: scale.floor === FLOOR ? "0.0001" : "1/256" })];
     if (!reading.exact) notes.unshift(this.meta.top > 0 ? t("partial", { k: this.meta.top, layer }) : t("partial_none", { layer }));
     say(byId("text-note"), notes.join(" "));
-    const scoreOf = model === null ? null : (token) => (direction === "reads" ? model.score(subject, token) : model.score(token, subject));
-    this.table.show({ reading, direction, subject, labels, t, scoreOf, colour: (w) => cssColour(colours, scale.at(w)) });
+    if (names.length > 1) notes.unshift(t(direction === "reads" ? "several_reads" : "several_readers", { n: names.length }));
+    byId("alone").hidden = this.store.state.several === "";
+    const scoreOf = model === null || subjects.length > 1 || units.joined ? null : (token) => (direction === "reads" ? model.score(subject, token) : model.score(token, subject));
+    this.table.show({ reading, direction, subject, names, units, t, scoreOf, colour: (w) => cssColour(colours, scale.at(w)) });
     clearTimeout(this.liveTimer);
     if (this.preview.token === null && this.preview.head === null) {
-      this.liveTimer = setTimeout(() => say(byId("live"), liveText(reading, { layer, head, subject, direction, labels, share }, t)), 400);
+      this.liveTimer = setTimeout(() => say(byId("live"), liveText(reading, { layer, head, subject, direction, names, units, share }, t)), 400);
     }
   }
 

@@ -106,7 +106,7 @@ def test_the_front_end_is_small_and_names_no_network_address(tmp_path: Path) -> 
     )
     text = without_data(path.read_text(encoding="utf-8"))
     assert (
-        len((bundle.script("main.js") + bundle.script("worker.js") + bundle.read("page.css")).encode())
+        len((bundle.script("main.js") + bundle.script("worker.js") + bundle.style("page.css")).encode())
         <= 150_000
     )
     assert not re.findall(r"\b(?:https?|wss?|ftp)://|//[a-z0-9-]+\.[a-z]|@import|url\(", text)
@@ -127,6 +127,11 @@ def test_the_modules_join_into_one_script() -> None:
         assert not re.search(r"^\s*(import|export)\b", script, re.M)
         assert "</script" not in script
         assert "<!--" not in script
+    for name in (Path(bundle.__file__).parent / "static").glob("*.js"):
+        for line in name.read_text(
+            encoding="utf-8"
+        ).splitlines():  # else taking indentation away would change it
+            assert line.count("`") % 2 == 0, f"{name.name}: a template goes over the line's end: {line}"
 
 
 @pytest.mark.skipif(shutil.which("node") is None and not os.environ.get("CI"), reason="node is not installed")
@@ -323,7 +328,8 @@ def settle(page: Any) -> None:
     """Until the chosen head is opened, checked and its reading shown."""
     for _ in range(200):
         if page.evaluate(
-            "() => { const p = kizukiPage, s = p.store.state; return p.opened === `${s.layer} ${s.head}`"
+            "() => { const p = globalThis.kizukiPage; if (!p) return false;"
+            " const s = p.store.state; return p.opened === `${s.layer} ${s.head}`"
             " && (p.pictures.head === null || p.pictures.check !== null) && !p.busy; }"
         ):
             page.wait_for_timeout(80)
@@ -368,7 +374,8 @@ def test_numbers_on_the_page_are_pythons(tmp_path: Path, show: Any) -> None:
             for token, weight in table(page):
                 assert math.isclose(weight, row[token], rel_tol=6e-4)  # four digits are shown
             exact = page.evaluate(
-                "async ([l, h, i]) => [...(await kizukiPage.data.head(l, h)).row(i)]", [layer, head, query]
+                "async ([l, h, i]) => [...(await (await kizukiPage.data.head(l, h)).row(i)).weights]",
+                [layer, head, query],
             )
             torch.testing.assert_close(torch.tensor(exact, dtype=torch.float64), row, rtol=2e-5, atol=1e-7)
             page.evaluate("() => kizukiPage.store.set({ direction: 'readers', key: 3 })")

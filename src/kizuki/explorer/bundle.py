@@ -1,7 +1,8 @@
 """The front end as text: the ES modules of static/ joined into one script each for the page and its worker.
 
 No build step and no tool: modules import from each other with `import { a, b } from "./x.js"`, on one or
-more lines, and export declarations. Each becomes a function scope that returns its exports.
+more lines, and export declarations. Each becomes a function scope that returns its exports. Comments that
+have a line to themselves and indentation stay behind: no string or template of ours goes over a line's end.
 """
 
 from __future__ import annotations
@@ -14,9 +15,18 @@ IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";\n", re.MULTILINE
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
+COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\n", re.MULTILINE)
+INDENTS = re.compile(r"^\s+", re.MULTILINE)
+
+
 def read(name: str) -> str:
     """A file of static/."""
     return files(__package__).joinpath("static", name).read_text(encoding="utf-8")
+
+
+def style(name: str) -> str:
+    """A style sheet of static/ without its comments and indentation."""
+    return INDENTS.sub("", COMMENTS.sub("", read(name)))
 
 
 @cache
@@ -41,6 +51,7 @@ def _scope(name: str) -> str:
     source = read(name)
     exports = EXPORT.findall(source)
     body = EXPORT.sub("", IMPORT.sub(lambda m: f"const {{{m[1]}}} = {_variable(m[2])};\n", source))
+    body = INDENTS.sub("", COMMENTS.sub("", body))
     return f"const {_variable(name)} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();"
 
 

@@ -272,7 +272,7 @@ def _json(meta: dict[str, Any]) -> str:
 
 def _head() -> str:
     """The page up to its data, with KIZUKI_META where the JSON goes."""
-    script, style = bundle.script("main.js"), bundle.read("page.css")
+    script, style = bundle.script("main.js"), bundle.style("page.css")
     worker = bundle.script("worker.js")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}' 'unsafe-hashes'; "

@@ -328,7 +328,8 @@ def settle(page: Any) -> None:
     """Until the chosen head is opened, checked and its reading shown."""
     for _ in range(200):
         if page.evaluate(
-            "() => { const p = kizukiPage, s = p.store.state; return p.opened === `${s.layer} ${s.head}`"
+            "() => { const p = globalThis.kizukiPage; if (!p) return false;"
+            " const s = p.store.state; return p.opened === `${s.layer} ${s.head}`"
             " && (p.pictures.head === null || p.pictures.check !== null) && !p.busy; }"
         ):
             page.wait_for_timeout(80)
@@ -373,7 +374,8 @@ def test_numbers_on_the_page_are_pythons(tmp_path: Path, show: Any) -> None:
             for token, weight in table(page):
                 assert math.isclose(weight, row[token], rel_tol=6e-4)  # four digits are shown
             exact = page.evaluate(
-                "async ([l, h, i]) => [...(await kizukiPage.data.head(l, h)).row(i)]", [layer, head, query]
+                "async ([l, h, i]) => [...(await (await kizukiPage.data.head(l, h)).row(i)).weights]",
+                [layer, head, query],
             )
             torch.testing.assert_close(torch.tensor(exact, dtype=torch.float64), row, rtol=2e-5, atol=1e-7)
             page.evaluate("() => kizukiPage.store.set({ direction: 'readers', key: 3 })")

@@ -1,4 +1,4 @@
-// The page: one selection, four panels that follow it. Everything shown is computed from this file's own data.
+// The page: one selection, four panels that follow it. Everything shown comes from its source (source.js).
 import { byId, h, legend, perFrame, say, visibleLabel } from "./dom.js";
 import { FLOOR, colourTable, cssColour, weightScale } from "./colour.js";
 import { translator } from "./words.js";
@@ -6,26 +6,27 @@ import { DEFAULTS, MEASURES, Store, parseHash } from "./store.js";
 import { Address } from "./address.js";
 import { between, formatTokens, parseTokens, toggled } from "./selection.js";
 import { unitsOf } from "./units.js";
-import { Data } from "./data.js";
+import { openSource } from "./source.js";
 import { byUnits, digits, joinColumns, joinRows, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
 import { TextPanel } from "./text.js";
 import { Atlas } from "./atlas.js";
 import { MatrixMap } from "./map.js";
 import { Pictures } from "./pictures.js";
-import { startEngine } from "./runner.js";
 import { ReadingTable, cellLine, neighbours, showNumbers, showPrediction } from "./tables.js";
 import { Search, commandFor, fillWords, keyList, liveText, showProvenance } from "./chrome.js";
 import { attachKeys } from "./keys.js";
 import { darkNow, rememberChoice, startLanguage } from "./taste.js";
 
 class Page {
-  constructor(meta) {
+  constructor(source) {
+    const { meta } = source;
     this.meta = meta;
-    this.data = new Data(meta);
+    this.data = source;
     this.language = startLanguage();
     this.t = translator(this.language);
     this.preview = { token: null, head: null };
-    this.turn = 0; // counts refreshes, so that a slow one cannot overwrite a newer one
+    this.asked = new AbortController(); // of the newest refresh: what an older one asked for is taken back
+    this.cellAsked = new AbortController();
     const shape = { layers: meta.layers.map((info) => info.layer), heads: meta.heads, queries: meta.queries, keys: meta.keys };
     this.allUnits = unitsOf(meta.tokens);
     shape.words = this.allUnits.word !== null;
@@ -51,11 +52,11 @@ class Page {
       hover: (head) => this.setPreview({ head }),
       choose: (cell) => store.set(cell),
     });
-    this.engine = startEngine(byId("kz-worker").textContent, (message) => {
+    this.engine = this.data.engine((message) => {
       this.pictures.receive(message);
       if (message.type === "checked" && message.id === this.pictures.id) this.refreshSoon();
     });
-    this.pictures = new Pictures((message) => this.engine.send(message), () => this.map.draw());
+    this.pictures = new Pictures((message) => this.engine.send(message), () => this.map.draw(), (error) => this.fail(error));
     this.map = new MatrixMap(this.meta, this.pictures, {
       hover: (cell) => this.showCell(cell),
       choose: (cell) => store.set(cell),
@@ -64,6 +65,7 @@ class Page {
     this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
+    this.data.listen(() => this.refreshSoon());
   }
 
   buildControls() {
@@ -211,8 +213,9 @@ class Page {
   // -- what follows --------------------------------------------------------------------------------
 
   async refresh() {
-    const turn = (this.turn += 1);
-    const current = () => turn === this.turn;
+    this.asked.abort();
+    this.asked = new AbortController();
+    const { signal } = this.asked;
     const { state } = this.store;
     const { layer, head } = this.preview.head ?? state;
     const subject = this.preview.token ?? state[this.field];
@@ -223,60 +226,61 @@ class Page {
     const query = state.direction === "reads" ? subject : state.query;
     showPrediction(this.meta, query, this.t);
     this.text.mark({ query: state.query, key: state.key, preview: this.preview.token, chosen: state[this.field], selected });
+    const read = async () => {
+      const opened = await this.data.head(layer, head);
+      const reading = await this.joined(opened, layer, head, state.direction, subjects, signal);
+      if (!signal.aborted) this.showReading(reading, { layer, head, direction: state.direction, subject, subjects });
+    };
     try {
-      const opened = await this.openMap(state, current);
-      if (!opened || !current()) return;
-      const model = await this.data.head(layer, head);
-      const reading = await this.joined(model, layer, head, state.direction, subjects, current);
-      if (!current()) return;
-      this.showReading(reading, model, { layer, head, direction: state.direction, subject, subjects });
-      await this.showNumbers(layer, head, query, subject, current);
-      if (current()) this.busy = false;
+      // Side by side: where Python computes, the row is there long before the margins of the matrix.
+      await Promise.all([this.openMap(state, signal), read(), this.showNumbers(layer, head, query, subject, signal)]);
+      if (!signal.aborted) this.busy = false;
     } catch (error) {
-      if (current()) this.fail(error);
+      if (!signal.aborted) this.fail(error);
     }
   }
 
   /** The readings of all subjects as one: of words where the text is shown as words. */
-  async joined(model, layer, head, direction, subjects, current = () => true) {
+  async joined(opened, layer, head, direction, subjects, signal) {
     const readings = [];
     let rested = performance.now();
     for (const subject of subjects) {
-      if (!current()) return null;
       if (performance.now() - rested > 40) { // thousands of rows leave the page alive
         await new Promise((resume) => setTimeout(resume, 0));
         rested = performance.now();
       }
-      readings.push(await this.reading(model, layer, head, direction, subject));
+      signal.throwIfAborted();
+      readings.push(await this.reading(opened, layer, head, direction, subject, signal));
     }
     const one = readings.length === 1 ? readings[0] : (direction === "reads" ? joinRows : joinColumns)(readings);
     return this.units.joined ? byUnits(one, this.units, direction) : one;
   }
 
-  async reading(model, layer, head, direction, subject) {
-    if (model !== null) {
-      const open = this.pictures.head === model && this.pictures.check;
-      return direction === "reads" ? readRow(model, subject) : readColumn(model, subject, open ? this.pictures.check.badSet : null);
+  async reading(opened, layer, head, direction, subject, signal) {
+    if (opened !== null) {
+      if (direction === "reads") return readRow(await opened.row(subject, signal));
+      const check = this.pictures.head === opened && this.pictures.check;
+      return readColumn(await opened.column(subject, check ? check.badSet : null, signal));
     }
     const top = await this.data.top(layer, head);
     const received = (await this.data.received(layer, head))[subject];
-    if (top === null) return { exact: false, bad: null, dense: null, list: [], total: direction === "reads" ? 1 : received };
+    if (top === null) return { exact: false, bad: null, dense: null, list: [], total: direction === "reads" ? 1 : received, score: null };
     return direction === "reads" ? readTopRow(top, subject, 1) : readTopColumn(top, subject, received);
   }
 
-  showReading(reading, model, { layer, head, direction, subject, subjects }) {
+  showReading(reading, { layer, head, direction, subject, subjects }) {
     const { scale, colours, t, units } = this;
     const names = [...new Set(subjects.map((token) => units.of[token]))].map((unit) => units.labels[unit]);
+    this.shown = { reading, layer, head, direction, subjects, names, units };
+    byId("alone").hidden = this.store.state.several === "";
     this.text.paint(reading.list, scale, colours);
     const share = percent(massShown(reading, { floor: scale.floor }));
     say(byId("mass"), reading.bad || reading.total === 0 ? "" : t("mass_shown", { p: share }));
-    const notes = [t("painted", { floor: scale.floor === FLOOR ? "0.0001" : "1/256" })];
+    const sum = names.length > 1 ? [t(direction === "reads" ? "several_reads" : "several_readers", { n: names.length })] : [];
+    const notes = [...sum, t("painted", { floor: scale.floor === FLOOR ? "0.0001" : "1/256" })];
     if (!reading.exact) notes.unshift(this.meta.top > 0 ? t("partial", { k: this.meta.top, layer }) : t("partial_none", { layer }));
     say(byId("text-note"), notes.join(" "));
-    if (names.length > 1) notes.unshift(t(direction === "reads" ? "several_reads" : "several_readers", { n: names.length }));
-    byId("alone").hidden = this.store.state.several === "";
-    const scoreOf = model === null || subjects.length > 1 || units.joined ? null : (token) => (direction === "reads" ? model.score(subject, token) : model.score(token, subject));
-    this.table.show({ reading, direction, subject, names, units, t, scoreOf, colour: (w) => cssColour(colours, scale.at(w)) });
+    this.table.show({ reading, direction, subject, names, units, t, scoreOf: reading.score, colour: (w) => cssColour(colours, scale.at(w)) });
     clearTimeout(this.liveTimer);
     if (this.preview.token === null && this.preview.head === null) {
       this.liveTimer = setTimeout(() => say(byId("live"), liveText(reading, { layer, head, subject, direction, names, units, share }, t)), 400);
@@ -284,15 +288,12 @@ class Page {
   }
 
   /** The statistics of row `query`, and what `token` receives as a key. */
-  async showNumbers(layer, head, query, token, current) {
-    const rows = {};
-    for (const name of MEASURES) {
-      const values = await this.data.rowStatistic(layer, head, name);
-      rows[name] = values === null ? null : values[query];
-    }
-    const received = await this.data.received(layer, head);
-    const ranges = await this.data.ranges(layer);
-    if (!current()) return;
+  async showNumbers(layer, head, query, token, signal) {
+    const [ranges, received, ...found] = await Promise.all([
+      this.data.ranges(layer), this.data.received(layer, head), ...MEASURES.map((name) => this.data.rowStatistic(layer, head, name)),
+    ]);
+    if (signal.aborted) return;
+    const rows = Object.fromEntries(MEASURES.map((name, at) => [name, found[at] === null ? null : found[at][query]]));
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
     const means = Object.fromEntries(MEASURES.map((name) => [name, this.atlas.value(layer, head, name)]));
     showNumbers({
@@ -320,8 +321,8 @@ class Page {
     byId("atlas").setAttribute("aria-label", name);
     const notes = [t("mean_over", { n: this.meta.queries }), `${t(state.measure)}: ${t(`${state.measure}_note`, { bound: digits(this.meta.bound) })}${this.language === "ja" ? "。" : "."}`];
     if (state.measure === "first_key") {
-      const all = this.meta.means.first_key.flat();
-      notes.push(t("sink_rate", { p: percent(all.filter((v) => v > 0.3).length / all.length) }));
+      const all = this.meta.means.first_key.flat().filter((v) => v !== null);
+      notes.push(t("sink_rate", { p: percent(all.filter((v) => v > 0.3).length / Math.max(1, all.length)) }));
     }
     if (this.meta.layers.some((info) => !info.full)) notes.push(t("atlas_partial"));
     say(byId("atlas-note"), notes.join(" "));
@@ -338,28 +339,25 @@ class Page {
   }
 
   /** Open the chosen head's matrix if it is not open yet, and lay its margins and words around it. */
-  async openMap(state, current) {
+  async openMap(state, signal) {
     const { layer, head } = state;
+    const [opened, coarse, ranges] = await Promise.all([this.data.head(layer, head), this.data.picture(layer, head), this.data.ranges(layer)]);
+    if (signal.aborted) return;
     const name = `${layer} ${head}`;
-    const [model, coarse, ranges, received, row] = await Promise.all([
-      this.data.head(layer, head), this.data.picture(layer, head), this.data.ranges(layer),
-      this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row),
-    ]);
-    if (!current()) return false;
-    if (this.opened !== name || this.pictures.head !== model) {
+    if (this.opened !== name || this.pictures.head !== opened) {
       this.opened = name;
-      this.pictures.open(model, coarse);
+      this.pictures.open(opened, coarse);
+      this.margins = { received: null, receivedTop: null, row: null, rowTop: null };
     }
+    this.map.show({ state, ranges, margins: this.margins, table: this.colours, scale: this.scale });
+    say(byId("map-title"), `${this.t("layer")} ${layer} · ${this.t("head")} ${head}`);
+    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin()]);
+    if (signal.aborted) return;
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
     const mean = seen && Float32Array.from(received, (sum, j) => sum / Math.max(1, seen[j]));
-    const margins = { received: mean, receivedTop: mean && largest(mean), row, rowTop: rowTop(state.row, row, ranges, this.meta.keys) };
-    this.map.show({ state, ranges, margins, table: this.colours, scale: this.scale });
-    this.model = model;
-    say(byId("map-title"), `${this.t("layer")} ${layer} · ${this.t("head")} ${head}`);
+    this.margins = { received: mean, receivedTop: mean && largest(mean), row, rowTop: rowTop(state.row, row, ranges, this.meta.keys) };
+    this.map.show({ state, ranges, margins: this.margins, table: this.colours, scale: this.scale });
     this.showMapStatus(state);
-    this.showCell(this.map.hovered);
-    this.showMapTwin();
-    return true;
   }
 
   showMapStatus(state) {
@@ -383,31 +381,45 @@ class Page {
     say(byId("map-note"), [...sides, t(state.pool === "mass" || pictures.head === null ? "mass_note" : "peak_note"), block].join(" "));
   }
 
-  showCell(hovered) {
-    const { state } = this.store;
-    const { query, key } = hovered ?? state;
-    const line = byId("cell");
-    if (this.model) {
-      const bad = this.pictures.check?.badSet.has(query) ?? false;
-      if (bad) say(line, this.t("disagree", { n: 1, d: digits(this.pictures.check.worst) }));
-      else say(line, cellLine(this.model.cell(query, key), this.meta.tokens.labels, query, key, this.t));
-      byId("map").setAttribute("aria-label", line.textContent);
+  async showCell(hovered) {
+    this.cellAsked.abort();
+    this.cellAsked = new AbortController();
+    const { signal } = this.cellAsked;
+    const { query, key } = hovered ?? this.store.state;
+    const tell = (text) => {
+      say(byId("cell"), text);
+      byId("map").setAttribute("aria-label", text);
+    };
+    const { head, check, coarse } = this.pictures;
+    if (head !== null) {
+      if (check?.badSet.has(query)) return tell(this.t("disagree", { n: 1, d: digits(check.worst) }));
+      try {
+        const cell = await head.cell(query, key, signal);
+        if (!signal.aborted) tell(cellLine(cell, this.meta.tokens.labels, query, key, this.t));
+      } catch (error) {
+        if (!signal.aborted) this.fail(error);
+      }
       return;
     }
-    if (!this.pictures.coarse) return;
+    if (!coarse) return;
     const { rows, cols } = this.meta.picture;
     const r = Math.floor((query * rows) / this.meta.queries), c = Math.floor((key * cols) / this.meta.keys);
     const span = (at, count, whole) => [Math.ceil((at * whole) / count), Math.ceil(((at + 1) * whole) / count) - 1];
     const [a, b] = span(r, rows, this.meta.queries), [from, to] = span(c, cols, this.meta.keys);
-    say(line, `${this.t("of_block", { a, b, c: from, d: to })}: ${this.t("block_mass", { v: digits(this.pictures.coarse[r * cols + c]) })}`);
-    byId("map").setAttribute("aria-label", line.textContent);
+    tell(`${this.t("of_block", { a, b, c: from, d: to })}: ${this.t("block_mass", { v: digits(coarse[r * cols + c]) })}`);
   }
 
-  showMapTwin() {
+  async showMapTwin() {
     if (!byId("map-twin").open) return;
     const { query, key } = this.store.state;
-    const refused = (i) => this.pictures.check?.badSet.has(i) ?? !this.model.checkRow(i).ok;
-    byId("map-table").replaceChildren(this.model ? neighbours(this.model, query, key, this.meta.tokens.labels, refused, this.t) : h("p", { class: "note" }, byId("map-status").textContent));
+    const { signal } = this.asked;
+    const { head } = this.pictures;
+    if (head === null) {
+      byId("map-table").replaceChildren(h("p", { class: "note" }, byId("map-status").textContent));
+      return;
+    }
+    const made = await neighbours(head, query, key, this.meta.tokens.labels, this.t, signal);
+    if (!signal.aborted) byId("map-table").replaceChildren(made);
   }
 
   fail(error) {
@@ -445,8 +457,14 @@ function largest(values) {
   return top || 1;
 }
 
-const meta = JSON.parse(byId("kz-meta").textContent);
-document.title = `${meta.model} – kizuki`;
-say(byId("model"), meta.model);
-globalThis.kizukiPage = new Page(meta); // for people at the console, and for the tests
-globalThis.kizukiPage.visibleLabel = visibleLabel;
+openSource().then((source) => {
+  const { model } = source.meta;
+  document.title = `${model} – kizuki`;
+  say(byId("model"), model);
+  globalThis.kizukiPage = new Page(source); // for people at the console, and for the tests
+  globalThis.kizukiPage.visibleLabel = visibleLabel;
+}).catch((error) => {
+  byId("failure").hidden = false;
+  say(byId("failure"), error.message);
+  throw error;
+});

@@ -74,13 +74,14 @@ export function cellLine(cell, labels, query, key, t) {
 }
 
 /** Weights of the cells around the chosen one: the table twin of the matrix. */
-export function neighbours(head, query, key, labels, refused, t) {
+export async function neighbours(head, query, key, labels, t, signal) {
   const near = (at, count) => Array.from({ length: 7 }, (_, i) => Math.max(0, Math.min(count - 7, at - 3)) + i).filter((i) => i < count);
-  const keys = near(key, head.keys);
+  const queries = near(query, head.queries), keys = near(key, head.keys);
+  const { weights, refused } = await head.block(queries[0], queries.at(-1) + 1, keys[0], keys.at(-1) + 1, signal);
+  const shown = (i, weight) => (refused.has(i) ? "×" : Number.isNaN(weight) ? "·" : digits(weight));
   const top = h("tr", {}, h("th", { scope: "col" }, `${t("query")} ＼ ${t("key")}`), ...keys.map((j) => h("th", { scope: "col" }, `${j} ${visibleLabel(labels[j], 8)}`)));
-  const rows = near(query, head.queries).map((i) => h("tr", {}, h("th", { scope: "row" }, `${i} ${visibleLabel(labels[i], 8)}`),
-    ...keys.map((j) => h("td", { class: i === query && j === key ? "chosen" : "" },
-      refused(i) ? "×" : head.visible(i, j) ? digits(head.cell(i, j).weight) : "·"))));
+  const rows = queries.map((i, r) => h("tr", {}, h("th", { scope: "row" }, `${i} ${visibleLabel(labels[i], 8)}`),
+    ...keys.map((j, c) => h("td", { class: i === query && j === key ? "chosen" : "" }, shown(i, weights[r * keys.length + c])))));
   return h("table", { class: "numbers" }, h("caption", {}, t("map_table")), h("thead", {}, top), h("tbody", {}, ...rows));
 }
 

@@ -1,11 +1,12 @@
 // The page: one selection, four panels that follow it. Everything shown comes from its source (source.js).
 import { byId, h, legend, perFrame, say, visibleLabel } from "./dom.js";
-import { FLOOR, colourTable, cssColour, weightScale } from "./colour.js";
+import { FLOOR, colourTable, cssColour, signedTable, weightScale } from "./colour.js";
 import { translator } from "./words.js";
 import { DEFAULTS, MEASURES, Store, parseHash } from "./store.js";
 import { Address } from "./address.js";
 import { between, formatTokens, parseTokens, toggled } from "./selection.js";
 import { unitsOf } from "./units.js";
+import { work } from "./worker.js";
 import { openSource } from "./source.js";
 import { byUnits, digits, joinColumns, joinRows, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
 import { TextPanel } from "./text.js";
@@ -13,6 +14,7 @@ import { Atlas } from "./atlas.js";
 import { MatrixMap } from "./map.js";
 import { Pictures } from "./pictures.js";
 import { ReadingTable, cellLine, neighbours, showNumbers, showPrediction } from "./tables.js";
+import { Microscope } from "./microscope.js";
 import { Search, commandFor, fillWords, keyList, liveText, showProvenance } from "./chrome.js";
 import { attachKeys } from "./keys.js";
 import { darkNow, rememberChoice, startLanguage } from "./taste.js";
@@ -62,6 +64,7 @@ class Page {
       choose: (cell) => store.set(cell),
     });
     this.table = new ReadingTable();
+    this.microscope = new Microscope(this);
     this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
@@ -197,6 +200,7 @@ class Page {
   restyle() {
     const dark = darkNow();
     this.colours = colourTable(dark);
+    this.signed = signedTable(dark);
     this.scale = weightScale(this.store.state.scale);
     fillWords(this.language, this.t);
     say(byId("theme"), this.t(dark ? "theme_light" : "theme_dark"));
@@ -351,7 +355,7 @@ class Page {
     }
     this.map.show({ state, ranges, margins: this.margins, table: this.colours, scale: this.scale });
     say(byId("map-title"), `${this.t("layer")} ${layer} · ${this.t("head")} ${head}`);
-    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin()]);
+    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin(), this.microscope.show(opened, state, signal)]);
     if (signal.aborted) return;
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
     const mean = seen && Float32Array.from(received, (sum, j) => sum / Math.max(1, seen[j]));
@@ -360,16 +364,22 @@ class Page {
     this.showMapStatus(state);
   }
 
+  /** Why a layer's heads do not open on this page. */
+  whyClosed(layer) {
+    const { reason } = this.data.layer(layer);
+    if (reason) return this.t("refused", { layer, reason: reason[this.language] });
+    return this.t("left_out", { layer, limit: this.meta.limit_mb, command: commandFor(this.meta, layer) });
+  }
+
   showMapStatus(state) {
     const { t, meta, pictures } = this;
     const { layer } = state;
-    const info = this.data.layer(layer);
     const status = byId("map-status");
     document.querySelector("[data-set='pool peak']").disabled = pictures.head === null; // the file holds masses only
     status.className = "note";
     if (pictures.head === null) {
       status.className = "note warn";
-      say(status, info.reason ? t("refused", { layer, reason: info.reason[this.language] }) : t("left_out", { layer, limit: meta.limit_mb, command: commandFor(meta, layer) }));
+      say(status, this.whyClosed(layer));
     } else if (pictures.check === null) say(status, t("reading_rows"));
     else if (pictures.check.bad.length > 0) {
       status.className = "note warn";
@@ -457,7 +467,8 @@ function largest(values) {
   return top || 1;
 }
 
-openSource().then((source) => {
+if (typeof document === "undefined") work(); // this script again, beside the page
+else openSource().then((source) => {
   const { model } = source.meta;
   document.title = `${model} – kizuki`;
   say(byId("model"), model);

@@ -1,8 +1,8 @@
 """The front end as text: the ES modules of static/ joined into one script each for the page and its worker.
 
 No build step and no tool: modules import from each other with `import { a, b } from "./x.js"`, on one or
-more lines, and export declarations. Each becomes a function scope that returns its exports. Comments that
-have a line to themselves and indentation stay behind: no string or template of ours goes over a line's end.
+more lines, and export declarations. Each becomes a function scope that returns its exports. Comments and the white
+space that only people need stay behind.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import re
 from functools import cache
 from importlib.resources import files
 
+from .squeeze import squeeze
+
 IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";\n", re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
-COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\n", re.MULTILINE)
-INDENTS = re.compile(r"^\s+", re.MULTILINE)
+STYLE_SPACE = re.compile(r"\s*(?:/\*.*?\*/\s*)+|\s*([{};,])\s*|(?<=:)\s+|\n\s*", re.DOTALL)
 
 
 def read(name: str) -> str:
@@ -25,8 +26,8 @@ def read(name: str) -> str:
 
 
 def style(name: str) -> str:
-    """A style sheet of static/ without its comments and indentation."""
-    return INDENTS.sub("", COMMENTS.sub("", read(name)))
+    """A style sheet of static/ without its comments, and without the white space around its signs."""
+    return STYLE_SPACE.sub(lambda m: m[1] or "", read(name))
 
 
 @cache
@@ -34,7 +35,8 @@ def script(entry: str) -> str:
     """`entry` and everything it imports, as one classic script."""
     order: list[str] = []
     _visit(entry, order, ())
-    return '"use strict";\n(() => {\n' + "\n".join(_scope(name) for name in order) + "\n})();\n"
+    joined = "\n".join(_scope(name) for name in order)
+    return squeeze(f'"use strict";\n(() => {{\n{joined}\n}})();') + "\n"
 
 
 def _visit(name: str, order: list[str], above: tuple[str, ...]) -> None:
@@ -51,7 +53,6 @@ def _scope(name: str) -> str:
     source = read(name)
     exports = EXPORT.findall(source)
     body = EXPORT.sub("", IMPORT.sub(lambda m: f"const {{{m[1]}}} = {_variable(m[2])};\n", source))
-    body = INDENTS.sub("", COMMENTS.sub("", body))
     return f"const {_variable(name)} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();"
 
 

@@ -14,14 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import bundle, page, start
-from .budget import BudgetError, LayerSize, Plan, plan
+from .budget import BudgetError, LayerSize, Plan, encoded, plan
 from .page import Layer, PageError
 
 if TYPE_CHECKING:
+    import torch
+
     from kizuki import AttentionMatrix
     from kizuki.models import Run
 
 Progress = Callable[[str, int, int], None]
+
+BLOCK = 90  # bytes around one array in the file
 
 __all__ = ["BudgetError", "PageError", "check_writable", "write_page"]
 
@@ -61,6 +65,7 @@ def write_page(
     The page holds q, k (float32, as recorded) and L of every layer that fits, and computes any weight
     a_ij = exp(scale · q_i·k_j − L_i) from them; of the others it holds row statistics, the weight each
     key received, a pooled picture and the largest weights of each row, and says what is left out.
+    Where room remains it also holds v of layers that are there in full, the one it opens with first.
 
     Args:
         path: where to; written beside it and moved there when complete.
@@ -92,7 +97,10 @@ def write_page(
     meta = page.meta_of(run, matrices, missing, sizes) | {"limit_mb": limit_mb}
     head_text = _head()
     fixed = (
-        len(head_text.encode()) + len(_json(meta)) + 250 * len(sizes) + 90 * sum(size.heads for size in sizes)
+        len(head_text.encode())
+        + len(_json(meta))
+        + 250 * len(sizes)
+        + BLOCK * sum(size.heads for size in sizes)
     )
     chosen = plan(sizes, round(limit_mb * 1e6), fixed, first)
 
@@ -104,11 +112,12 @@ def write_page(
     _complete(meta, layers, chosen, sizes)
     meta["provenance"].append(page.checked(layers))
     meta["start"] = start.choose(run.tokens, chosen.full or [layers[0].layer], matrices, meta["heads"])
+    values = _values(run, meta, chosen, round(limit_mb * 1e6) - chosen.bytes)
 
     part = _part(target)
     try:
         with part.open("w", encoding="utf-8", newline="\n") as file:
-            _write(file, head_text, meta, layers, matrices, chosen, report)
+            _write(file, head_text, meta, layers, matrices, values, chosen, report)
         os.replace(part, target)
     except OSError as error:
         raise PageError(
@@ -152,12 +161,28 @@ def _complete(
     meta["bound"] = max(bounds)
 
 
+def _values(run: Run, meta: dict[str, Any], chosen: Plan, room: int) -> dict[int, torch.Tensor]:
+    """v, `[kv_heads, keys, value_dim]`, of the full layers for which there are bytes left; `meta` says of which."""
+    first = meta["start"]["layer"]
+    held: dict[int, torch.Tensor] = {}
+    for layer in sorted(chosen.full, key=lambda layer: layer != first):
+        value = run.recording.value(layer)[0]
+        size = sum(encoded(4 * each.numel()) + BLOCK for each in value)
+        if size <= room:
+            room -= size
+            held[layer] = value
+    for info in meta["layers"]:
+        info["value_dim"] = held[info["layer"]].shape[-1] if info["layer"] in held else None
+    return held
+
+
 def _write(
     file: TextIO,
     head_text: str,
     meta: dict[str, Any],
     layers: Sequence[Layer],
     matrices: dict[int, AttentionMatrix],
+    values: dict[int, torch.Tensor],
     chosen: Plan,
     report: Progress,
 ) -> None:
@@ -178,6 +203,9 @@ def _write(
         report("writing the page", done, len(layers))
         if layer.layer in chosen.full:
             _full_blocks(file, layer, matrices[layer.layer], meta["heads"])
+        if layer.layer in values:
+            for slot, value in enumerate(values[layer.layer]):
+                _block(file, f"v-{layer.layer}-{slot}", page.exact(value))
         if done == 0:
             for other in order[1:]:
                 _light_blocks(file, other, meta)
@@ -222,7 +250,6 @@ def _json(meta: dict[str, Any]) -> str:
 def _head() -> str:
     """The page up to its data, with KIZUKI_META where the JSON goes."""
     script, style = bundle.script("main.js"), bundle.style("page.css")
-    worker = bundle.script("worker.js")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}' 'unsafe-hashes'; "
         "worker-src blob:; img-src data:; base-uri 'none'; form-action 'none'"
@@ -234,8 +261,7 @@ def _head() -> str:
         '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">\n<title>kizuki</title>\n'
         f"<style>{style}</style>\n</head>\n<body>\n{bundle.read('page.html')}"
         '<script type="application/json" id="kz-meta">KIZUKI_META</script>\n'
-        f'<script type="text/plain" id="kz-worker">{worker}</script>\n'
-        f"<script>{script}</script>\n"
+        f'<script id="kz-page">{script}</script>\n'
     )
 
 

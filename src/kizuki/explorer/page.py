@@ -256,6 +256,7 @@ def tokens_of(run: Run) -> dict[str, Any]:
         "gaps": gaps,
         "chips": chips,
         "tail": tokens.text[covered:],
+        "words": words_of(run),
     }
 
 
@@ -320,6 +321,18 @@ def sizes_of(run: Run, matrices: Mapping[int, AttentionMatrix]) -> list[LayerSiz
                 f"{sizes[0].heads} on {sizes[0].kv_heads}; look at layers that are alike (--layers)"
             )
     return sizes
+
+
+def words_of(run: Run) -> dict[str, Any] | None:
+    """The words that people write, each by its first token and its label; None where every token is one."""
+    from kizuki.models import Tokens, join
+
+    tokens = run.tokens
+    whole = Tokens(tokens.text, tokens.ids, tokens.offsets, tokens.labels, tokens.special)
+    words = join(whole, "word")
+    if len(words) == len(whole):
+        return None
+    return {"starts": words.starts, "labels": words.labels}
 
 
 def predictions_of(run: Run) -> dict[str, Any] | None:

@@ -3,7 +3,6 @@ import { byId, cssVariable, h, legend, perFrame, sizeCanvas } from "./dom.js";
 import { cssColour } from "./colour.js";
 import { digits } from "./reading.js";
 
-export const MEASURES = ["entropy", "effective", "max", "distance", "other_distance", "first_key", "previous"];
 const FROM_ZERO_TO_ONE = new Set(["max", "first_key", "previous"]);
 
 /** The value that gets the last colour: a bound where the measure has one, else the largest there is. */

@@ -97,6 +97,14 @@ export class Data {
     };
   }
 
+  /** What reads v of a head's group, [keys, value_dim], when it is asked for; null where the file has none. */
+  valueOf(layer, head) {
+    const dim = this.layer(layer).value_dim ?? null;
+    if (dim === null) return null;
+    const kvHead = this.meta.kv_of[this.slot(head)];
+    return async () => ({ dim, v: await block(`kz-v-${layer}-${kvHead}`, "f4", this.meta.keys * dim) });
+  }
+
   listen() {} // everything is there from the beginning
 
   engine(receive) {
@@ -114,7 +122,7 @@ export class Data {
     }
     const promise = this.remember(name, async () => {
       const parts = await this.parts(layer, head);
-      return parts === null ? null : new LocalHead(layer, head, new Head(parts));
+      return parts === null ? null : new LocalHead(layer, head, new Head(parts), this.valueOf(layer, head));
     });
     const heads = [...this.cache.keys()].filter((key) => key.startsWith("head-"));
     for (const old of heads.slice(0, Math.max(0, heads.length - KEPT_HEADS))) this.cache.delete(old);
@@ -124,8 +132,8 @@ export class Data {
 
 /** A head whose q, k and L the page holds. Every number of it can also be had at once, from `model`. */
 export class LocalHead {
-  constructor(layer, head, model) {
-    Object.assign(this, { layer, head, model, queries: model.queries, keys: model.keys });
+  constructor(layer, head, model, value = null) {
+    Object.assign(this, { layer, head, model, value, queries: model.queries, keys: model.keys });
   }
 
   async row(query) {
@@ -159,8 +167,16 @@ export class LocalHead {
     return { weights, refused };
   }
 
-  async values() {
-    return null; // the file holds no v
+  async values(query, key) {
+    if (this.value === null) return null; // the file holds no v of this layer
+    this.loaded ??= this.value();
+    const { dim, v } = await this.loaded;
+    const output = new Float64Array(dim);
+    const weights = this.model.row(query);
+    for (let j = this.model.first[query]; j < this.model.stop[query]; j += 1) {
+      for (let c = 0; c < dim; c += 1) output[c] += weights[j] * v[j * dim + c];
+    }
+    return { v: v.subarray(key * dim, (key + 1) * dim), output };
   }
 }
 

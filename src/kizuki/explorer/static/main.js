@@ -1,15 +1,20 @@
 // The page: one selection, four panels that follow it. Everything shown comes from its source (source.js).
 import { byId, h, legend, perFrame, say, visibleLabel } from "./dom.js";
-import { FLOOR, colourTable, cssColour, weightScale } from "./colour.js";
+import { FLOOR, colourTable, cssColour, signedTable, weightScale } from "./colour.js";
 import { translator } from "./words.js";
-import { Store, formatHash, parseHash } from "./store.js";
+import { DEFAULTS, MEASURES, Store, parseHash } from "./store.js";
+import { Address } from "./address.js";
+import { between, formatTokens, parseTokens, toggled } from "./selection.js";
+import { unitsOf } from "./units.js";
+import { work } from "./worker.js";
 import { openSource } from "./source.js";
-import { digits, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
+import { byUnits, digits, joinColumns, joinRows, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
 import { TextPanel } from "./text.js";
-import { Atlas, MEASURES } from "./atlas.js";
+import { Atlas } from "./atlas.js";
 import { MatrixMap } from "./map.js";
 import { Pictures } from "./pictures.js";
 import { ReadingTable, cellLine, neighbours, showNumbers, showPrediction } from "./tables.js";
+import { Microscope } from "./microscope.js";
 import { Search, commandFor, fillWords, keyList, liveText, showProvenance } from "./chrome.js";
 import { attachKeys } from "./keys.js";
 import { darkNow, rememberChoice, startLanguage } from "./taste.js";
@@ -25,10 +30,14 @@ class Page {
     this.asked = new AbortController(); // of the newest refresh: what an older one asked for is taken back
     this.cellAsked = new AbortController();
     const shape = { layers: meta.layers.map((info) => info.layer), heads: meta.heads, queries: meta.queries, keys: meta.keys };
-    this.store = new Store({ ...meta.start, direction: "reads", measure: "entropy", row: "entropy", pool: "mass", scale: "log", ...parseHash(location.hash) }, shape);
+    this.allUnits = unitsOf(meta.tokens);
+    shape.words = this.allUnits.word !== null;
+    this.store = new Store({ ...DEFAULTS, ...meta.start, ...parseHash(location.hash) }, shape);
+    this.anchor = null; // the token from which a range is drawn out
+    this.adding = false; // whether each click adds a token to the selection
     this.build();
     this.store.listen((state, changed) => this.changed(changed));
-    window.addEventListener("hashchange", () => this.store.set(parseHash(location.hash)));
+    this.address = new Address(this.store);
     this.restyle();
     this.changed(new Set(["layer", "head", "query", "key"]));
   }
@@ -36,9 +45,10 @@ class Page {
   build() {
     const { store } = this;
     this.refreshSoon = perFrame(() => this.refresh());
-    this.text = new TextPanel(this.meta.tokens, {
+    this.text = new TextPanel(this.units, {
       hover: (token) => this.setPreview({ token }),
-      choose: (token, other) => this.chooseToken(token, other),
+      choose: (token, how) => this.chooseToken(token, this.adding && how === "only" ? "toggle" : how),
+      drag: (from, to) => this.chooseRange(from, to),
     });
     this.atlas = new Atlas(this.meta, {
       hover: (head) => this.setPreview({ head }),
@@ -54,6 +64,7 @@ class Page {
       choose: (cell) => store.set(cell),
     });
     this.table = new ReadingTable();
+    this.microscope = new Microscope(this);
     this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
@@ -70,6 +81,9 @@ class Page {
       const [field, value] = button.dataset.set.split(" ");
       button.addEventListener("click", () => (field === "direction" ? this.turnTo(value) : store.set({ [field]: value })));
     }
+    byId("adding").addEventListener("click", () => this.setAdding(!this.adding));
+    byId("alone").addEventListener("click", () => this.store.set({ several: "" }));
+    for (const button of document.querySelectorAll("[data-set^='unit']")) button.parentElement.hidden = !store.shape.words;
     byId("zoom-in").addEventListener("click", () => this.map.zoom(1.6));
     byId("zoom-out").addEventListener("click", () => this.map.zoom(1 / 1.6));
     byId("zoom-fit").addEventListener("click", () => this.map.fit());
@@ -102,16 +116,57 @@ class Page {
     this.refreshSoon();
   }
 
-  chooseToken(token, other = false) {
-    const reads = this.store.state.direction === "reads";
-    this.store.set({ [reads === !other ? "query" : "key"]: token });
+  get units() {
+    return this.allUnits[this.store.state.unit];
+  }
+
+  /** The field that holds the token whose reading is shown. */
+  get field() {
+    return this.store.state.direction === "reads" ? "query" : "key";
+  }
+
+  /** The tokens selected by hand, in order; without `several` the unit of the one. */
+  selected() {
+    const { state } = this.store;
+    const list = state.several ? parseTokens(state.several, this.meta.tokens.labels.length) : [state[this.field]];
+    return [...new Set(list.flatMap((token) => this.units.around(token)))];
+  }
+
+  /** how: "only" this token; "toggle" it in the selection; "extend" the selection to it; "move" to it and leave
+      the selection; "other": it becomes the other end, the key of what reads or the query of what is read. */
+  chooseToken(token, how = "only") {
+    const { field } = this;
+    if (how === "other") this.store.set({ [field === "query" ? "key" : "query"]: token });
+    else if (how === "extend") this.chooseRange(this.anchor ?? this.store.state[field], token);
+    else if (how === "move") this.store.set({ [field]: token, several: formatTokens(this.selected()) });
+    else if (how === "toggle") {
+      const list = toggled(this.selected(), this.units.around(token));
+      const at = list.length === 0 || list.includes(token) ? token : list[0];
+      this.store.set({ [field]: at, several: this.several(list) });
+    } else this.store.set({ [field]: token, several: "" });
+  }
+
+  chooseRange(from, to) {
+    this.anchor = from;
+    const list = between(from, to).flatMap((token) => this.units.around(token));
+    this.store.set({ [this.field]: to, several: this.several(list) });
+  }
+
+  /** A selection of one unit needs no list. */
+  several(list) {
+    return new Set(list.map((token) => this.units.of[token])).size > 1 ? formatTokens(list) : "";
+  }
+
+  setAdding(adding) {
+    this.adding = adding;
+    byId("adding").setAttribute("aria-pressed", String(adding));
   }
 
   /** What it reads, or who reads it: of the same token either way. */
   turnTo(direction) {
     const { state } = this.store;
     if (direction === state.direction) return;
-    this.store.set(direction === "reads" ? { direction, query: state.key } : { direction, key: state.query });
+    this.store.set({ direction, several: state.several, ...(direction === "reads" ? { query: state.key } : { key: state.query }) });
   }
 
   goTo(token) {
@@ -126,15 +181,11 @@ class Page {
 
   changed(changed) {
     this.busy = true; // until a refresh has caught up
-    clearTimeout(this.hashTimer);
-    this.hashTimer = setTimeout(() => {
-      const hash = formatHash(this.store.state);
-      if (hash !== location.hash) history.replaceState(null, "", hash);
-    }, 200);
+    if (changed.has(this.field) && !this.store.state.several) this.anchor = this.store.state[this.field];
+    if (changed.has("unit")) this.text.show(this.units);
     if (changed.has("scale")) this.restyle();
     const { state } = this.store;
-    const chosen = state.direction === "reads" ? "query" : "key";
-    if (changed.has(chosen) || changed.has("direction")) this.text.reveal(state[chosen]);
+    if (changed.has(this.field) || changed.has("direction") || changed.has("unit")) this.text.reveal(state[this.field]);
     this.map.hovered = null; // what is said about the matrix follows the selection until the pointer moves again
     if ((changed.has("query") || changed.has("key")) && this.map.state) this.follow();
     this.refreshSoon();
@@ -149,6 +200,7 @@ class Page {
   restyle() {
     const dark = darkNow();
     this.colours = colourTable(dark);
+    this.signed = signedTable(dark);
     this.scale = weightScale(this.store.state.scale);
     fillWords(this.language, this.t);
     say(byId("theme"), this.t(dark ? "theme_light" : "theme_dark"));
@@ -170,16 +222,18 @@ class Page {
     const { signal } = this.asked;
     const { state } = this.store;
     const { layer, head } = this.preview.head ?? state;
-    const subject = this.preview.token ?? (state.direction === "reads" ? state.query : state.key);
+    const subject = this.preview.token ?? state[this.field];
+    const selected = this.selected();
+    const subjects = this.preview.token === null ? selected : this.units.around(subject);
     this.showControls(state);
     this.showAtlas(state);
     const query = state.direction === "reads" ? subject : state.query;
     showPrediction(this.meta, query, this.t);
-    this.text.mark({ query: state.query, key: state.key, preview: this.preview.token, direction: state.direction });
+    this.text.mark({ query: state.query, key: state.key, preview: this.preview.token, chosen: state[this.field], selected });
     const read = async () => {
       const opened = await this.data.head(layer, head);
-      const reading = await this.reading(opened, layer, head, state.direction, subject, signal);
-      if (!signal.aborted) this.showReading(reading, { layer, head, direction: state.direction, subject });
+      const reading = await this.joined(opened, layer, head, state.direction, subjects, signal);
+      if (!signal.aborted) this.showReading(reading, { layer, head, direction: state.direction, subject, subjects });
     };
     try {
       // Side by side: where Python computes, the row is there long before the margins of the matrix.
@@ -188,6 +242,22 @@ class Page {
     } catch (error) {
       if (!signal.aborted) this.fail(error);
     }
+  }
+
+  /** The readings of all subjects as one: of words where the text is shown as words. */
+  async joined(opened, layer, head, direction, subjects, signal) {
+    const readings = [];
+    let rested = performance.now();
+    for (const subject of subjects) {
+      if (performance.now() - rested > 40) { // thousands of rows leave the page alive
+        await new Promise((resume) => setTimeout(resume, 0));
+        rested = performance.now();
+      }
+      signal.throwIfAborted();
+      readings.push(await this.reading(opened, layer, head, direction, subject, signal));
+    }
+    const one = readings.length === 1 ? readings[0] : (direction === "reads" ? joinRows : joinColumns)(readings);
+    return this.units.joined ? byUnits(one, this.units, direction) : one;
   }
 
   async reading(opened, layer, head, direction, subject, signal) {
@@ -202,19 +272,22 @@ class Page {
     return direction === "reads" ? readTopRow(top, subject, 1) : readTopColumn(top, subject, received);
   }
 
-  showReading(reading, { layer, head, direction, subject }) {
-    const { labels } = this.meta.tokens;
-    const { scale, colours, t } = this;
+  showReading(reading, { layer, head, direction, subject, subjects }) {
+    const { scale, colours, t, units } = this;
+    const names = [...new Set(subjects.map((token) => units.of[token]))].map((unit) => units.labels[unit]);
+    this.shown = { reading, layer, head, direction, subjects, names, units };
+    byId("alone").hidden = this.store.state.several === "";
     this.text.paint(reading.list, scale, colours);
     const share = percent(massShown(reading, { floor: scale.floor }));
     say(byId("mass"), reading.bad || reading.total === 0 ? "" : t("mass_shown", { p: share }));
-    const notes = [t("painted", { floor: scale.floor === FLOOR ? "0.0001" : "1/256" })];
+    const sum = names.length > 1 ? [t(direction === "reads" ? "several_reads" : "several_readers", { n: names.length })] : [];
+    const notes = [...sum, t("painted", { floor: scale.floor === FLOOR ? "0.0001" : "1/256" })];
     if (!reading.exact) notes.unshift(this.meta.top > 0 ? t("partial", { k: this.meta.top, layer }) : t("partial_none", { layer }));
     say(byId("text-note"), notes.join(" "));
-    this.table.show({ reading, direction, subject, labels, t, scoreOf: reading.score, colour: (w) => cssColour(colours, scale.at(w)) });
+    this.table.show({ reading, direction, subject, names, units, t, scoreOf: reading.score, colour: (w) => cssColour(colours, scale.at(w)) });
     clearTimeout(this.liveTimer);
     if (this.preview.token === null && this.preview.head === null) {
-      this.liveTimer = setTimeout(() => say(byId("live"), liveText(reading, { layer, head, subject, direction, labels, share }, t)), 400);
+      this.liveTimer = setTimeout(() => say(byId("live"), liveText(reading, { layer, head, subject, direction, names, units, share }, t)), 400);
     }
   }
 
@@ -282,7 +355,7 @@ class Page {
     }
     this.map.show({ state, ranges, margins: this.margins, table: this.colours, scale: this.scale });
     say(byId("map-title"), `${this.t("layer")} ${layer} · ${this.t("head")} ${head}`);
-    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin()]);
+    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin(), this.microscope.show(opened, state, signal)]);
     if (signal.aborted) return;
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
     const mean = seen && Float32Array.from(received, (sum, j) => sum / Math.max(1, seen[j]));
@@ -291,16 +364,22 @@ class Page {
     this.showMapStatus(state);
   }
 
+  /** Why a layer's heads do not open on this page. */
+  whyClosed(layer) {
+    const { reason } = this.data.layer(layer);
+    if (reason) return this.t("refused", { layer, reason: reason[this.language] });
+    return this.t("left_out", { layer, limit: this.meta.limit_mb, command: commandFor(this.meta, layer) });
+  }
+
   showMapStatus(state) {
     const { t, meta, pictures } = this;
     const { layer } = state;
-    const info = this.data.layer(layer);
     const status = byId("map-status");
     document.querySelector("[data-set='pool peak']").disabled = pictures.head === null; // the file holds masses only
     status.className = "note";
     if (pictures.head === null) {
       status.className = "note warn";
-      say(status, info.reason ? t("refused", { layer, reason: info.reason[this.language] }) : t("left_out", { layer, limit: meta.limit_mb, command: commandFor(meta, layer) }));
+      say(status, this.whyClosed(layer));
     } else if (pictures.check === null) say(status, t("reading_rows"));
     else if (pictures.check.bad.length > 0) {
       status.className = "note warn";
@@ -388,7 +467,8 @@ function largest(values) {
   return top || 1;
 }
 
-openSource().then((source) => {
+if (typeof document === "undefined") work(); // this script again, beside the page
+else openSource().then((source) => {
   const { model } = source.meta;
   document.title = `${model} – kizuki`;
   say(byId("model"), model);

@@ -30,7 +30,7 @@ import { http, messages } from "./transport.js";
 /** The source of this page: a file's own data, a notebook's kernel, or the server it came from. */
 export async function openSource() {
   const meta = byId("kz-meta");
-  if (meta) return new Data(JSON.parse(meta.textContent), byId("kz-worker").textContent);
+  if (meta) return new Data(JSON.parse(meta.textContent), byId("kz-page").textContent);
   const transport = byId("kz-notebook") ? await messages() : http();
   return new Remote((await transport.ask("meta", {})).meta, transport);
 }

@@ -1,6 +1,6 @@
 // The numbers beside the pictures: the reading as a table, the chosen cell, its neighbours, the head, the prediction.
 import { byId, h, say, visibleLabel } from "./dom.js";
-import { MEASURES } from "./atlas.js";
+import { MEASURES } from "./store.js";
 import { digits, massShown, percent } from "./reading.js";
 
 const FIRST_ROWS = 12;
@@ -18,11 +18,14 @@ export class ReadingTable {
     this.show(this.last);
   }
 
-  /** what: { reading, direction, subject, labels, t, colour(weight), scoreOf(token) | null } */
+  /** what: { reading, direction, subject, names, units, t, colour(weight), scoreOf(token) | null } */
   show(what) {
     this.last = what;
-    const { reading, direction, subject, labels, t, colour, scoreOf } = what;
-    const title = t(direction === "reads" ? "reads_title" : "readers_title", { token: visibleLabel(labels[subject]), i: subject });
+    const { reading, direction, subject, names, units, t, colour, scoreOf } = what;
+    const list = names.slice(0, 5).map((name) => t("quoted", { token: visibleLabel(name) })).join(t("comma")) + (names.length > 5 ? " …" : "");
+    const title = names.length === 1
+      ? t(direction === "reads" ? "reads_title" : "readers_title", { token: visibleLabel(names[0]), i: subject })
+      : t(direction === "reads" ? "reads_title_of" : "readers_title_of", { n: names.length, list });
     say(byId("reading-title"), title);
     const shown = reading.list.slice(0, this.count);
     let running = 0;
@@ -33,7 +36,7 @@ export class ReadingTable {
       bar.style.backgroundColor = colour(weight);
       return h("tr", { "data-token": token },
         h("td", { class: "n" }, String(at + 1)),
-        h("td", { class: "label" }, visibleLabel(labels[token])),
+        h("td", { class: "label" }, visibleLabel(units.label(token))),
         h("td", { class: "n" }, String(token)),
         h("td", { class: "n w" }, digits(weight)),
         h("td", { class: "barcell", "aria-hidden": "true" }, bar),

@@ -174,7 +174,7 @@ class Far:
         stop = self.done + len(made.mass)
         self.mass[self.done : stop], self.peak[self.done : stop] = made.mass, made.peak
         self.bad += bad
-        self.worst = max(self.worst, float(np.max(error, initial=0.0)))
+        self.worst = float(np.fmax.reduce(error, initial=self.worst))  # a NaN is in bad, and no largest
         self.done = stop
 
     def tile(self, zoom: int, row: int, col: int, gone: Gone = nobody_left) -> tuple[Floats, Floats]:

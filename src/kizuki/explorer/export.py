@@ -92,30 +92,9 @@ def write_page(
     if not limit_mb > 0:
         raise PageError(f"limit_mb is {limit_mb} but must be above 0, in MB of the file")
     report = progress or (lambda stage, done, total: None)
-    matrices, missing = _matrices(run)
-    count = len(run.tokens.ids)
-    sizes = [page.size_of(layer, matrix, count) for layer, matrix in matrices.items()]
-    _check_alike(sizes)
-    meta: dict[str, Any] = {
-        "version": 1,
-        "model": run.recording.model_name,
-        "has_head": (
-            run.predictions is not None
-            or bool(run.note)
-            or run.source is None  # a file does not say; its predictions are not in it either way
-            or run.source.kind == "decoder"
-        ),
-        "note": run.note,
-        "missing": missing,
-        "queries": count,
-        "keys": count,
-        "tokens": page.tokens_of(run),
-        "predictions": page.predictions_of(run),
-        "heads": list(run.recording.heads or range(sizes[0].heads)),
-        "kv_of": [slot * sizes[0].kv_heads // sizes[0].heads for slot in range(sizes[0].heads)],
-        "limit_mb": limit_mb,
-        "provenance": list(page.provenance(run, list(matrices), next(iter(matrices.values())))),
-    }
+    matrices, missing = page.matrices_of(run)
+    sizes = page.sizes_of(run, matrices)
+    meta = page.meta_of(run, matrices, missing, sizes) | {"limit_mb": limit_mb}
     head_text = _head()
     fixed = (
         len(head_text.encode())
@@ -132,7 +111,7 @@ def write_page(
     report("reading heads", len(matrices), len(matrices))
     _complete(meta, layers, chosen, sizes)
     meta["provenance"].append(page.checked(layers))
-    meta["start"] = start.choose(run.tokens, layers, matrices, chosen, meta["heads"])
+    meta["start"] = start.choose(run.tokens, chosen.full or [layers[0].layer], matrices, meta["heads"])
     values = _values(run, meta, chosen, round(limit_mb * 1e6) - chosen.bytes)
 
     part = _part(target)
@@ -147,36 +126,6 @@ def write_page(
     finally:
         part.unlink(missing_ok=True)
     return target
-
-
-def _matrices(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, Any]]]:
-    """A of every layer, and why there is none of the others; raises when there is none at all."""
-    from kizuki.models import RecordError
-
-    matrices: dict[int, AttentionMatrix] = {}
-    missing: list[dict[str, Any]] = []
-    for layer in run.recording.layers:
-        if not isinstance(layer, int):
-            raise PageError(
-                f"run: its layers have names ({layer}) but a page shows one stack, by number; record a part of it"
-            )
-        try:
-            matrices[layer] = run.recording[layer]
-        except RecordError as error:
-            missing.append({"layer": layer, "reason": str(error)})
-    if not matrices:
-        why = missing[0]["reason"] if missing else "record at least one"
-        raise PageError(f"run: its recording holds no layer; {why}")
-    return matrices, missing
-
-
-def _check_alike(sizes: Sequence[LayerSize]) -> None:
-    for size in sizes[1:]:
-        if (size.heads, size.kv_heads) != (sizes[0].heads, sizes[0].kv_heads):
-            raise PageError(
-                f"run: layer {size.layer} has {size.heads} heads on {size.kv_heads} but layer {sizes[0].layer} has "
-                f"{sizes[0].heads} on {sizes[0].kv_heads}; look at layers that are alike (--layers)"
-            )
 
 
 def _complete(
@@ -208,7 +157,7 @@ def _complete(
         ]
         for name in page.MEANS
     }
-    bounds = [page.bound_of(layer, sizes[0].queries, sizes[0].keys) for layer in layers]
+    bounds = [page.bound_of(layer.ranges, sizes[0].queries, sizes[0].keys) for layer in layers]
     meta["bound"] = max(bounds)
 
 

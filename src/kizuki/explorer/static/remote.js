@@ -80,11 +80,11 @@ export class Remote {
     for (;;) {
       await new Promise((resume) => setTimeout(resume, AGAIN_MS));
       if (document.hidden) continue;
-      const { means, read, trouble } = await this.transport.ask("atlas", {});
-      const grown = read !== this.meta.read || trouble;
-      Object.assign(this.meta, { means, read, trouble });
+      const { atlas } = await this.transport.ask("atlas", {});
+      const grown = atlas.read !== this.meta.read || atlas.trouble;
+      Object.assign(this.meta, atlas);
       if (grown) for (const changed of this.listeners) changed();
-      if (read === this.meta.layers.length || trouble) return;
+      if (atlas.read === this.meta.layers.length || atlas.trouble) return;
     }
   }
 }
@@ -99,7 +99,7 @@ class RemoteHead {
   }
 
   async row(query, signal) {
-    const { check, weights, scores } = await this.ask("row", { query }, signal);
+    const { weights, scores, ...check } = await this.ask("row", { query }, signal);
     return { check, weights: check.ok ? weights : null, score: (j) => scores[j] };
   }
 

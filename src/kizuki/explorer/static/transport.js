@@ -8,14 +8,15 @@ const KINDS = { f4: Float32Array, i4: Int32Array, f8: Float64Array };
 /** The fields of the JSON text, and each array under its own name. */
 export function unpack(buffer) {
   const size = new DataView(buffer).getUint32(0, true);
-  const { arrays = [], ...fields } = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
+  const { arrays = [], floats = [], ...fields } = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
   let at = 4 + size;
   for (const [name, kind, length] of arrays) {
     at = Math.ceil(at / 8) * 8;
     fields[name] = new KINDS[kind](buffer, at, length);
     at += length * KINDS[kind].BYTES_PER_ELEMENT;
   }
-  return fields;
+  const { floats: values, ...rest } = fields; // numbers that JSON may not have: infinities, NaN
+  return Object.assign(rest, Object.fromEntries(floats.map((name, i) => [name, values[i]])));
 }
 
 /** Ask the server that this page came from; its token is in the page's own address. */

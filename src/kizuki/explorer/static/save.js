@@ -131,7 +131,7 @@ export class Save {
     }
     if (what === "scope") {
       const { strips } = page.microscope;
-      const steps = [...byId("chain").children].map((li) => li.textContent);
+      const steps = [...byId("chain").children].map((li) => [...li.children].map((part) => part.textContent).join(": "));
       return { canvas: (context) => strips.paint(context), width: strips.width(), height: strips.height(), lines: [`${t("scope")} · ${said("scope-title")}`, ...steps, said("scope-check")], legends: [{ table: signed, ticks: [[0, "−max"], [0.5, "0"], [1, "+max"]] }] };
     }
     const { compare } = page, g = compare.geometry(), { strips, mapTop } = compare;
@@ -213,8 +213,7 @@ function finite(_, value) {
 }
 
 async function png({ svg, width, height }) {
-  const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
+  const image = h("img", { src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}` });
   await image.decode();
   const canvas = h("canvas", { width: Math.round(2 * width), height: Math.round(2 * height) });
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);

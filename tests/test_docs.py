@@ -32,33 +32,33 @@ def test_there_is_a_start_for_each_reader() -> None:
         assert len(blocks(DOCS / page, "python")) >= 2, page
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(DOCS / page, "python")])
-def test_a_page_s_examples_run_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch) -> None:
-    """As one session, in an empty folder: what a block uses has been made above it."""
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "example"}
-    for number, block in enumerate(blocks(DOCS / page, "python")):
-        exec(compile(block, f"{page}, block {number}", "exec"), names)
-
-
-def commands(page: str) -> list[list[str]]:
-    """The kizuki commands of a page that are cheap to run: all but those that compile or time for long."""
-    lines = [line for block in blocks(DOCS / page, "sh") for line in block.splitlines()]
-    split = [shlex.split(line, comments=True) for line in lines]
+def commands(block: str) -> list[list[str]]:
+    """The kizuki commands of a block that are cheap to run: all but those that compile or time for long."""
+    split = [shlex.split(line, comments=True) for line in block.splitlines()]
     return [words[1:] for words in split if words[:1] == ["kizuki"] and words[1] not in ("warmup", "bench")]
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("page", STARTS)
-def test_a_page_s_commands_run(page: str, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_page_runs_as_written_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    """Python and commands, as one session in an empty folder: what a block uses has been made above it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.setattr("webbrowser.open", lambda address: False)
-    for words in commands(page):
-        with pytest.raises(SystemExit) as stopped:
-            cli.main(words)
-        assert stopped.value.code == 0, (words, capsys.readouterr().err)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the command line sets it; put it back
+    names: dict[str, object] = {"__name__": "example"}
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for number, (language, block) in enumerate(re.findall(r"```(python|sh)\n(.*?)```", text, flags=re.S)):
+        if language == "python":
+            exec(compile(block, f"{page}, block {number}", "exec"), names)
+            continue
+        for words in commands(block):
+            with pytest.raises(SystemExit) as stopped:
+                cli.main(words)
+            assert stopped.value.code == 0, (words, capsys.readouterr().err)
+
+
+def test_every_page_with_examples_is_one_that_is_run() -> None:
+    assert {page for page in PAGES if blocks(DOCS / page, "python")} == set(STARTS)
 
 
 def test_the_commands_that_are_not_run_exist() -> None:

@@ -17,9 +17,14 @@ class Refused(ValueError):
 def test_what_breaks_off_leaves_the_old_file_and_nothing_beside_it(tmp_path):
     target = tmp_path / "a"
     target.write_bytes(b"old")
-    with pytest.raises(KeyError), files.replacing(target) as part:
-        part.write_bytes(b"half")
-        raise KeyError
+
+    def broken() -> None:
+        with files.replacing(target) as part:
+            part.write_bytes(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert target.read_bytes() == b"old"
 

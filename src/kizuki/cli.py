@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from . import cli_figure
+from . import cli_cause, cli_figure
 
 if TYPE_CHECKING:
     from .lesson import Material
@@ -265,6 +265,7 @@ def survey(
 
 
 app.command()(cli_figure.figure)
+app.command()(cli_cause.cause)
 
 
 @app.command()

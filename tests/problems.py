@@ -245,7 +245,8 @@ def reports(problem: Drawn, backend: str) -> list[Report]:
     got = {"output": matrix @ problem.value, "lse": matrix.lse, "weights": dense}
     got |= gradients(problem, backend)
     truth = _evaluated(problem, torch.float64, None)[0]
-    several = [each for order in orders(k.shape[-2])[:2] for each in _evaluated(problem, q.dtype, order)]
+    line, backwards, _ = orders(k.shape[-2])
+    several = [*_evaluated(problem, q.dtype, line, scaled=True), *_evaluated(problem, q.dtype, backwards)]
     found = [
         compare(x, truth[n].reshape(x.shape), [each[n].to(x.dtype).reshape(x.shape) for each in several], n)
         for n, x in got.items()
@@ -304,7 +305,7 @@ def _plain_numbers(problem: Drawn) -> dict[str, Any]:
 
 
 def _evaluated(
-    problem: Drawn, dtype: torch.dtype, order: Tensor | None
+    problem: Drawn, dtype: torch.dtype, order: Tensor | None, scaled: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The plain formula in `dtype` with torch's own derivatives of it, and with the derivatives that kernels use.
 
@@ -312,9 +313,11 @@ def _evaluated(
     row of one key, their rounding stays, and softmax's own formula has none of it.
     """
     leaves = {n: t.detach().to(dtype).requires_grad_() for n, t in _leaves(problem).items()}
-    weights, lse, output = plain(
-        **leaves, visible=problem.visible, dtype=dtype, order=order, **_plain_numbers(problem)
-    )
+    numbers, operands = _plain_numbers(problem), dict(leaves)
+    if scaled:  # half of the world multiplies the query by it and half the scores
+        operands["query"] = leaves["query"] * numbers.get("scale", problem.query.shape[-1] ** -0.5)
+        numbers["scale"] = 1.0
+    weights, lse, output = plain(**operands, visible=problem.visible, dtype=dtype, order=order, **numbers)
     up = problem.upstream.to(dtype)
     made = torch.autograd.grad(output, list(leaves.values()), up)
     first = {"weights": weights, "lse": lse, "output": output} | dict(zip(leaves, made, strict=True))

@@ -342,10 +342,14 @@ def _by_delta(problem: Drawn, leaves: dict[str, Tensor], first: dict[str, Tensor
     if "bias" in leaves:
         scores = scores + torch.where(leaves["bias"] == -INF, 0.0, leaves["bias"])
     up = problem.upstream.to(dtype)
-    delta = (up * first["output"]).sum(-1, keepdim=True)
-    delta = delta * (
-        1 + torch.finfo(dtype).eps
-    )  # one unit in its last place, as the order of the sum may make it
+    products = up * first["output"]
+    # Another order of this sum would move it by about one unit in the last place of its terms taken absolutely.
+    delta = products.sum(-1, keepdim=True) + torch.finfo(dtype).eps * products.abs().sum(-1, keepdim=True)
     inner = torch.where(seen, first["weights"] * (up @ v.detach().transpose(-1, -2) - delta), 0.0)
     names = [n for n in ("query", "key", "bias") if n in leaves]
-    return dict(zip(names, torch.autograd.grad(scores, [leaves[n] for n in names], inner), strict=True))
+    found = dict(zip(names, torch.autograd.grad(scores, [leaves[n] for n in names], inner), strict=True))
+    if "sinks" in leaves:
+        share = torch.where(seen.any(-1), torch.exp(leaves["sinks"].detach()[:, None] - first["lse"]), 0.0)
+        gone = -(share * delta[..., 0])
+        found["sinks"] = gone.sum([axis for axis in range(gone.dim()) if axis != gone.dim() - 2])
+    return found

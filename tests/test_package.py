@@ -76,7 +76,7 @@ def test_the_readme_is_short_and_begins_with_the_two_commands():
 
 @pytest.mark.model
 def test_the_examples_of_the_readme_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # one of them writes a file
+    monkeypatch.chdir(tmp_path)  # they save a file
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
     assert len(examples) >= 2

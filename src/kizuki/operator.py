@@ -15,6 +15,7 @@ from .errors import KizukiTypeError, SizeError
 from .leaks import Leaks, leaks
 from .mask import Mask, functions_of
 from .mass import Segments, mass
+from .memory import told
 from .observation import DENSE_LIMIT, Observation, Observe, asked, check_reading, collect
 from .problem import Problem, build, check_value, widened
 from .products import Linear, MeanHeads, Product, Transposed
@@ -579,6 +580,7 @@ class AttentionMatrix(Linear):
         self.fold(made)
         return self.finish(made)[name]
 
+    @told
     def begin(self, asked: dict[str, tuple[Any, ...]]) -> dict[str, Statistic]:
         """The statistics of the readings named in `asked`, with their arguments, ready to be folded in."""
         for name, arguments in asked.items():
@@ -592,6 +594,7 @@ class AttentionMatrix(Linear):
             lse = self._lse if self._fresh() else None
             self._keep(self.backend.observe(self.problem, None, list(made.values()), lse)[1])
 
+    @told
     def finish(self, made: dict[str, Statistic]) -> dict[str, Any]:
         """The readings of folded statistics, in the shapes the user sees."""
         return {name: _shaped(self.problem, name, statistic.finalize()) for name, statistic in made.items()}

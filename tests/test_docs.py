@@ -129,7 +129,14 @@ def test_the_japanese_readme_has_the_same_commands_and_code_and_both_link_to_eac
 # The reference, from the docstrings
 
 PUBLIC = (
-    *("kizuki", "kizuki.masks", "kizuki.nn", "kizuki.models", "kizuki.models.measures"),
+    *(
+        "kizuki",
+        "kizuki.masks",
+        "kizuki.nn",
+        "kizuki.models",
+        "kizuki.models.measures",
+        "kizuki.models.causes",
+    ),
     *("kizuki.lesson", "kizuki.explorer", "kizuki.explorer.figures"),
 )
 

@@ -38,7 +38,8 @@ myst_heading_anchors = 2
 
 html_theme = "furo"
 html_title = f"kizuki {release}"
-html_static_path: list[str] = []
+html_static_path = ["style"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 

@@ -46,8 +46,8 @@ def write_page(path: str | os.PathLike[str], lesson: Material, *, language: str 
 
     Example:
         >>> from kizuki.lesson import shipped, write_page
-        >>> write_page("lesson.html", shipped(), language="ja")              # doctest: +SKIP
-        PosixPath('lesson.html')
+        >>> write_page("lesson.html", shipped(), language="ja").name
+        'lesson.html'
     """
     target = check_target(path)
     files.write(target, html(lesson, language).encode(), LessonError)

@@ -247,8 +247,14 @@ class Recording(Saves):
         recording holds.
 
         Example:
-            >>> recording.save("mika.safetensors")                           # doctest: +SKIP
-            PosixPath('mika.safetensors')
+            >>> import kizuki, torch, transformers
+            >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=2)
+            >>> model = transformers.GPT2LMHeadModel(config).eval()
+            >>> with kizuki.record(model) as recording:
+            ...     _ = model(torch.tensor([[3, 1, 4, 1, 5]]))
+            >>> path = recording.save("five.safetensors")
+            >>> torch.equal(kizuki.open(path)[2][...], recording[2][...])
+            True
         """
         from .store import save
 

@@ -85,8 +85,11 @@ class Saves:
                 `recording[layer]`. One line each, before any work where that can be known.
 
         Example:
-            >>> recording.save_svg("head.svg", 5, 3, width="85mm", queries=(0, 40), keys=(0, 40))  # doctest: +SKIP
-            PosixPath('head.svg')
+            >>> import kizuki
+            >>> from importlib.resources import files
+            >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+            >>> recording.save_svg("head.svg", 13, 8, width="85mm", queries=(0, 9), keys=(0, 9)).name
+            'head.svg'
         """
         return self._save(path, ".svg", layer, head, batch, options)
 
@@ -105,8 +108,11 @@ class Saves:
         number (U+1F60A), and the file's metadata says which. `font=` names a font file to be tried first.
 
         Example:
-            >>> recording.save_png("head.png", 5, 3, dpi=600)                          # doctest: +SKIP
-            PosixPath('head.png')
+            >>> import kizuki
+            >>> from importlib.resources import files
+            >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+            >>> recording.save_png("head.png", 13, 8, dpi=150).name
+            'head.png'
         """
         return self._save(path, ".png", layer, head, batch, options)
 
@@ -125,8 +131,11 @@ class Saves:
         text is written as it is: a spreadsheet may take one that begins with "=" for a formula. Else as `save_svg`.
 
         Example:
-            >>> recording.save_csv("head.csv", 5, 3)                                   # doctest: +SKIP
-            PosixPath('head.csv')
+            >>> import kizuki
+            >>> from importlib.resources import files
+            >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+            >>> recording.save_csv("head.csv", 13, 8).name
+            'head.csv'
         """
         return self._save(path, ".csv", layer, head, batch, options)
 
@@ -144,8 +153,11 @@ class Saves:
         Else as `save_svg`.
 
         Example:
-            >>> recording.save_json("head.json", 5, 3)                                 # doctest: +SKIP
-            PosixPath('head.json')
+            >>> import kizuki
+            >>> from importlib.resources import files
+            >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+            >>> recording.save_json("head.json", 13, 8).name
+            'head.json'
         """
         return self._save(path, ".json", layer, head, batch, options)
 
@@ -163,8 +175,11 @@ class Saves:
         Where it came from stands in the schema's metadata, under "kizuki.figure".
 
         Example:
-            >>> recording.save_parquet("head.parquet", 5, 3)                           # doctest: +SKIP
-            PosixPath('head.parquet')
+            >>> import kizuki
+            >>> from importlib.resources import files
+            >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+            >>> recording.save_parquet("head.parquet", 13, 8).name
+            'head.parquet'
         """
         return self._save(path, ".parquet", layer, head, batch, options)
 

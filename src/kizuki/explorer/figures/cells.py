@@ -36,6 +36,15 @@ class Axis:
         starts: the first token of each cell, and behind the last cell the end, `[cells + 1]`.
         total: how many queries (or keys) the head has.
         labels: a name for each token of the head, or None where nobody said them.
+
+    Example:
+        >>> import torch
+        >>> from kizuki import attend
+        >>> from kizuki.explorer.figures import figure
+        >>> made = figure(attend(torch.zeros(6, 2), torch.zeros(6, 2)), pixels=3)
+        >>> rows = made.cells.rows
+        >>> rows.starts.tolist(), len(rows), rows.total, rows.exact
+        ([0, 2, 4, 6], 3, 6, False)
     """
 
     starts: NDArray[np.int64]
@@ -91,6 +100,14 @@ class Cells:
         shown: how much of the weight of the shown queries lies on the shown keys, their mean; None where nothing
             is cut off.
         about: where it came from.
+
+    Example:
+        >>> import torch
+        >>> from kizuki import attend
+        >>> from kizuki.explorer.figures import figure
+        >>> made = figure(attend(torch.zeros(6, 2), torch.zeros(6, 2)), pixels=3)
+        >>> made.cells.pool, [round(float(x), 4) for x in made.cells.values[0]]
+        ('mass', [0.3333, 0.3333, 0.3333])
     """
 
     values: Floats

@@ -51,6 +51,13 @@ class Figure:
     """What `figure` made: the numbers in `cells`, and how they are drawn.
 
     `save(path)` goes by the name's ending: .svg, .png, .csv, .json or .parquet.
+
+    >>> import torch
+    >>> from kizuki import attend
+    >>> from kizuki.explorer.figures import figure
+    >>> made = figure(attend(torch.zeros(6, 2), torch.zeros(6, 2)), pixels=3)
+    >>> "<svg" in made.svg(), made.save("head.csv").name
+    (True, 'head.csv')
     """
 
     cells: Cells
@@ -106,7 +113,12 @@ class Figure:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """The file a figure goes to; FigureError, before any work is done, where it cannot."""
+    """The file a figure goes to; FigureError, before any work is done, where it cannot.
+
+    >>> from kizuki.explorer.figures import check_target
+    >>> check_target("head.svg").name
+    'head.svg'
+    """
     target = files.check_target(path, FigureError, "figure")
     if Path(path).suffix.lower() not in KINDS:
         raise FigureError(

@@ -82,10 +82,11 @@ export function keyList(t) {
   const group = (title, entries) => h("section", {}, h("h3", {}, t(title)),
     h("dl", {}, ...entries.flatMap(([keys, what]) => [h("dt", {}, ...keys.map((key) => h("kbd", {}, key))), h("dd", {}, t(what))])));
   return [
-    group("keys_text", [[["←", "→"], "k_arrows"], [["↑", "↓"], "k_updown"], [["Home", "End"], "k_homeend"]]),
+    group("keys_text", [[["←", "→"], "k_arrows"], [["↑", "↓"], "k_updown"], [["Home", "End"], "k_homeend"], [["Shift", "←", "→"], "k_range"], [["Space"], "k_toggle"], [["Ctrl", "←", "→"], "k_move"]]),
     group("keys_atlas", [[["←", "→"], "k_atlas_lr"], [["↑", "↓"], "k_atlas_ud"]]),
-    group("keys_map", [[["←", "→"], "k_map_lr"], [["↑", "↓"], "k_map_ud"], [["+", "−", "0"], "k_map_zoom"]]),
-    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "2", "3"], "k_tab"], [["r"], "k_dir"], [["m"], "k_measure"], [["/"], "k_search"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
+    group("keys_map", [[["←", "→"], "k_map_lr"], [["↑", "↓"], "k_map_ud"], [["+", "−", "0"], "k_map_zoom"], [["Shift", "←", "↑", "→", "↓"], "k_map_pan"]]),
+    group("keys_scope", [[["←", "→", "Home", "End"], "k_strips"]]),
+    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "…", "6"], "k_tab"], [["r"], "k_dir"], [["w"], "k_unit"], [["m"], "k_measure"], [["p"], "k_pin"], [["c"], "k_compare"], [["t"], "k_tour"], [["/"], "k_search"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
   ];
 }
 
@@ -121,7 +122,8 @@ export function fillWords(language, t) {
   for (const element of document.querySelectorAll("[data-aria]")) element.setAttribute("aria-label", t(element.dataset.aria));
 }
 
-export function liveText(reading, { layer, head, subject, direction, labels, share }, t) {
-  const list = reading.list.slice(0, 3).map(({ token, weight }) => `${visibleLabel(labels[token])} ${weight.toFixed(2)}`).join(", ");
-  return t(direction === "reads" ? "live_reads" : "live_readers", { layer, head, i: subject, token: visibleLabel(labels[subject]), list: list || "–", p: share });
+export function liveText(reading, { layer, head, subject, direction, names, units, share }, t) {
+  const list = reading.list.slice(0, 3).map(({ token, weight }) => `${visibleLabel(units.label(token))} ${weight.toFixed(2)}`).join(", ");
+  const token = names.slice(0, 4).map((name) => visibleLabel(name)).join(", ") + (names.length > 4 ? ", …" : "");
+  return t(direction === "reads" ? "live_reads" : "live_readers", { layer, head, i: subject, token, list: list || "–", p: share });
 }

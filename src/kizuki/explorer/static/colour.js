@@ -67,3 +67,21 @@ export function weightScale(kind) {
   const at = (w) => (w >= FLOOR ? 0.06 + 0.94 * Math.min(1, 1 + Math.log10(w) / span) : 0);
   return { kind: "log", floor: FLOOR, at, ticks: [1e-4, 1e-3, 1e-2, 1e-1, 1] };
 }
+
+/** 256 colours from −1 (blue) through 0 (the panel's background) to +1 (orange), told apart by colour-blind eyes
+    and, both ways, by lightness. */
+export function signedTable(dark) {
+  const table = new Uint8Array(STEPS * 3);
+  for (let step = 0; step < STEPS; step += 1) {
+    const t = (2 * step) / (STEPS - 1) - 1;
+    const size = Math.abs(t);
+    const lightness = dark ? 0.235 + 0.56 * size : 0.985 - 0.5 * size;
+    table.set(oklchToRgb(lightness, 0.15 * size ** 0.75, t < 0 ? 255 : 55), 3 * step);
+  }
+  return table;
+}
+
+/** The colour of t in −1..1. */
+export function signedColour(table, t) {
+  return cssColour(table, (t + 1) / 2);
+}

@@ -33,6 +33,14 @@ class AblateHead:
 
     `to`: "zero", or "mean": the mean of the head's output over the queries of the same pass, which keeps what the head
     always writes and takes away what it writes where.
+
+    >>> import torch, transformers
+    >>> from kizuki.models.causes import AblateHead, cause
+    >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=4)
+    >>> model = transformers.GPT2LMHeadModel(config).eval()
+    >>> ids = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> print(cause(model, ids, AblateHead(2, 1, to="mean"), controls=0).edit)
+    layer 2, head 1 → its mean
     """
 
     layer: Layer
@@ -48,6 +56,15 @@ class MaskKeys:
     """Hide keys from some heads of some layers (None = all): their softmax runs over the other keys.
 
     A query that sees no other key (query 0 of a decoder, where key 0 is hidden) gets an output of 0.
+
+    >>> import torch, transformers
+    >>> from kizuki.models.causes import MaskKeys, cause
+    >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=4)
+    >>> model = transformers.GPT2LMHeadModel(config).eval()
+    >>> ids = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> found = cause(model, ids, MaskKeys((1, 3), layers=0), controls=0)  # the two tokens 1, from layer 0
+    >>> found.moved > 0, found.position
+    (True, 4)
     """
 
     keys: int | tuple[int, ...]
@@ -70,6 +87,15 @@ class SetRow:
     """Set weights of one query in one head: `{key: weight}`; the others keep theirs.
 
     The row is used as it then is, whatever it sums to; `renormalise=True` divides it by its sum.
+
+    >>> import torch, transformers
+    >>> from kizuki.models.causes import SetRow, cause
+    >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=4)
+    >>> model = transformers.GPT2LMHeadModel(config).eval()
+    >>> ids = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> found = cause(model, ids, SetRow(1, 0, query=4, weights={0: 0.9}, renormalise=True), controls=0)
+    >>> print(found.edit)
+    layer 1, head 0: a[4,0] = 0.9, renormalised
     """
 
     layer: Layer

@@ -36,6 +36,16 @@ class Control:
         mean, sd: of these (sample standard deviation; nan for fewer than two).
         logit_difference: how far each changed the difference of the chosen tokens' logits; () where none were chosen.
         seed: of the draw.
+
+    Example:
+        >>> import torch, transformers
+        >>> from kizuki.models.causes import AblateHead, cause
+        >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=4)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> ids = torch.tensor([[3, 1, 4, 1, 5]])
+        >>> control = cause(model, ids, AblateHead(2, 1), controls=2).control
+        >>> control.kind, len(control.drawn), len(control.kl)
+        ('other heads of layer 2', 2, 2)
     """
 
     kind: str
@@ -61,6 +71,16 @@ class Effect:
         logit_difference: logit of the first less that of the second, before and after; None where none were chosen.
         moved: ‖h′ − h‖ / ‖h‖ of the last hidden state at the position.
         control: the same intervention elsewhere; None where `controls=0`.
+
+    Example:
+        >>> import torch, transformers
+        >>> from kizuki.models.causes import AblateHead, cause
+        >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=4)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> ids = torch.tensor([[3, 1, 4, 1, 5]])
+        >>> found = cause(model, ids, AblateHead(2, 1), tokens=(3, 4))
+        >>> found.size == found.kl, [len(found.before), len(found.after)], len(found.logit_difference)
+        (True, [5, 5], 2)
     """
 
     edit: Edit

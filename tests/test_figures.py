@@ -307,25 +307,3 @@ def test_the_command_line_writes_the_same_file(one, tmp_path, monkeypatch, capsy
     assert b"recorded_with" in (tmp_path / "b.svg").read_bytes()
     strip = re.compile(rb"<metadata>.*</metadata>")
     assert strip.sub(b"", (tmp_path / "b.svg").read_bytes()) == strip.sub(b"", expected)
-
-
-@pytest.mark.model
-def test_the_commands_and_the_code_of_the_guide_run(tmp_path, monkeypatch, capsys):
-    import shlex
-
-    from kizuki import cli
-
-    guide = (Path(__file__).parents[1] / "docs" / "figures.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    for kind, block in re.findall(r"```(sh|python)\n(.*?)```", guide, flags=re.S):
-        if kind == "python":
-            exec(compile(block, "figures.md", "exec"), {})
-            continue
-        for line in block.splitlines():
-            with pytest.raises(SystemExit) as stopped:
-                cli.main(shlex.split(line)[1:])
-            assert stopped.value.code == 0, capsys.readouterr().err
-    out = capsys.readouterr().out
-    assert "(61, 61) (0, 10)" in out
-    assert {path.suffix for path in tmp_path.iterdir()} >= {".svg", ".png", ".csv", ".parquet", ".json"}
-    assert out.count("an example, not a finding") == 2

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if "_site" not in path.parts)
 STARTS = ("engineer.md", "researcher.md", "learner.md")
+RUN = (*STARTS, "figures.md")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -39,7 +40,7 @@ def commands(block: str) -> list[list[str]]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("page", STARTS)
+@pytest.mark.parametrize("page", RUN)
 def test_a_page_runs_as_written_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch, capsys) -> None:
     """Python and commands, as one session in an empty folder: what a block uses has been made above it."""
     monkeypatch.chdir(tmp_path)
@@ -58,7 +59,7 @@ def test_a_page_runs_as_written_from_top_to_bottom(page: str, tmp_path: Path, mo
 
 
 def test_every_page_with_examples_is_one_that_is_run() -> None:
-    assert {page for page in PAGES if blocks(DOCS / page, "python")} == set(STARTS)
+    assert {page for page in PAGES if blocks(DOCS / page, "python")} == set(RUN)
 
 
 def test_the_commands_that_are_not_run_exist() -> None:

@@ -74,13 +74,14 @@ export class Atlas {
     const top = measureTop(this.meta, measure);
     const unit = t(`${measure}_unit`);
     const ticks = [0, 0.25, 0.5, 0.75, 1].map((place) => [place, digits(place * top) + (place === 1 && unit ? ` ${unit}` : "")]);
+    this.ticks = ticks;
     byId("atlas-legend").replaceChildren(legend(table, ticks, t(measure)));
     this.draw();
   }
 
-  paint() {
+  paint(given = null) {
     const g = this.geometry();
-    const context = sizeCanvas(this.canvas, g.width, g.height);
+    const context = given ?? sizeCanvas(this.canvas, g.width, g.height);
     const ink = cssVariable("--muted");
     const top = measureTop(this.meta, this.measure);
     context.clearRect(0, 0, g.width, g.height);

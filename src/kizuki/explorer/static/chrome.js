@@ -84,8 +84,9 @@ export function keyList(t) {
   return [
     group("keys_text", [[["←", "→"], "k_arrows"], [["↑", "↓"], "k_updown"], [["Home", "End"], "k_homeend"], [["Shift", "←", "→"], "k_range"], [["Space"], "k_toggle"], [["Ctrl", "←", "→"], "k_move"]]),
     group("keys_atlas", [[["←", "→"], "k_atlas_lr"], [["↑", "↓"], "k_atlas_ud"]]),
-    group("keys_map", [[["←", "→"], "k_map_lr"], [["↑", "↓"], "k_map_ud"], [["+", "−", "0"], "k_map_zoom"]]),
-    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "2", "3"], "k_tab"], [["r"], "k_dir"], [["m"], "k_measure"], [["/"], "k_search"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
+    group("keys_map", [[["←", "→"], "k_map_lr"], [["↑", "↓"], "k_map_ud"], [["+", "−", "0"], "k_map_zoom"], [["Shift", "←", "↑", "→", "↓"], "k_map_pan"]]),
+    group("keys_scope", [[["←", "→", "Home", "End"], "k_strips"]]),
+    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "…", "6"], "k_tab"], [["r"], "k_dir"], [["w"], "k_unit"], [["m"], "k_measure"], [["p"], "k_pin"], [["c"], "k_compare"], [["t"], "k_tour"], [["/"], "k_search"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
   ];
 }
 

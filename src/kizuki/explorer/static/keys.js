@@ -2,7 +2,7 @@
 import { byId } from "./dom.js";
 import { MEASURES } from "./store.js";
 
-const PANELS = { 1: "tokens", 2: "atlas", 3: "map" };
+const PANELS = { 1: "tokens", 2: "atlas", 3: "map", 4: "strips", 5: "compare-open", 6: "pin" };
 
 export function attachKeys(page) {
   const { store } = page;
@@ -41,8 +41,13 @@ export function attachKeys(page) {
     return true;
   }
 
-  function inMap(key) {
+  function inMap(key, event) {
     const { query, key: at } = store.state;
+    const pan = event.shiftKey && { ArrowLeft: [-0.25, 0], ArrowRight: [0.25, 0], ArrowUp: [0, -0.25], ArrowDown: [0, 0.25] }[key];
+    if (pan) {
+      page.map.pan(...pan);
+      return true;
+    }
     if (key === "ArrowLeft") store.set({ key: at - 1 });
     else if (key === "ArrowRight") store.set({ key: at + 1 });
     else if (key === "ArrowUp") store.set({ query: query - 1 });
@@ -61,6 +66,11 @@ export function attachKeys(page) {
     else if (key === ".") store.step("head", 1);
     else if (key === "r") page.turnTo(store.state.direction === "reads" ? "readers" : "reads");
     else if (key === "m") store.set({ measure: MEASURES[(MEASURES.indexOf(store.state.measure) + 1) % MEASURES.length] });
+    else if (key === "p" || key === "P") page.pins.toggle();
+    else if (key === "c") page.compare.toggle();
+    else if (key === "w" && store.shape.words) store.set({ unit: store.state.unit === "word" ? "token" : "word" });
+    else if (key === "t") page.tour.go(Number(store.state.tour) + 1);
+    else if (key === "Escape" && store.state.tour) page.tour.end();
     else if (key === "/") page.search.open();
     else if (key === "?") page.openHelp();
     else if (PANELS[key]) byId(PANELS[key]).focus();
@@ -78,7 +88,7 @@ export function attachKeys(page) {
     const loose = target === document.body;
     const handled =
       (panel === "atlas" && inAtlas(event.key)) ||
-      (panel === "map" && inMap(event.key)) ||
+      (panel === "map" && inMap(event.key, event)) ||
       (panel === "tokens" && inText(event.key, event)) ||
       (loose && (event.key === "ArrowLeft" || event.key === "ArrowRight") && inText(event.key)) ||
       anywhere(event.key);

@@ -15,6 +15,10 @@ import { MatrixMap } from "./map.js";
 import { Pictures } from "./pictures.js";
 import { ReadingTable, cellLine, neighbours, showNumbers, showPrediction } from "./tables.js";
 import { Microscope } from "./microscope.js";
+import { Compare } from "./compare.js";
+import { Pins } from "./pins.js";
+import { Save } from "./save.js";
+import { Tour } from "./tour.js";
 import { Search, commandFor, fillWords, keyList, liveText, showProvenance } from "./chrome.js";
 import { attachKeys } from "./keys.js";
 import { darkNow, rememberChoice, startLanguage } from "./taste.js";
@@ -40,6 +44,7 @@ class Page {
     this.address = new Address(this.store);
     this.restyle();
     this.changed(new Set(["layer", "head", "query", "key"]));
+    this.map.restore(this.store.state.view);
   }
 
   build() {
@@ -62,9 +67,14 @@ class Page {
     this.map = new MatrixMap(this.meta, this.pictures, {
       hover: (cell) => this.showCell(cell),
       choose: (cell) => store.set(cell),
+      view: (view) => store.set({ view }),
     });
     this.table = new ReadingTable();
     this.microscope = new Microscope(this);
+    this.compare = new Compare(this);
+    this.pins = new Pins(this);
+    this.files = new Save(this);
+    this.tour = new Tour(this);
     this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
@@ -180,6 +190,8 @@ class Page {
   }
 
   changed(changed) {
+    if (changed.has("view")) this.map.restore(this.store.state.view);
+    if (changed.size === 1 && changed.has("view")) return; // the picture follows by itself
     this.busy = true; // until a refresh has caught up
     if (changed.has(this.field) && !this.store.state.several) this.anchor = this.store.state[this.field];
     if (changed.has("unit")) this.text.show(this.units);
@@ -227,6 +239,8 @@ class Page {
     const subjects = this.preview.token === null ? selected : this.units.around(subject);
     this.showControls(state);
     this.showAtlas(state);
+    this.pins.show(state);
+    this.tour.show(state);
     const query = state.direction === "reads" ? subject : state.query;
     showPrediction(this.meta, query, this.t);
     this.text.mark({ query: state.query, key: state.key, preview: this.preview.token, chosen: state[this.field], selected });
@@ -245,7 +259,7 @@ class Page {
   }
 
   /** The readings of all subjects as one: of words where the text is shown as words. */
-  async joined(opened, layer, head, direction, subjects, signal) {
+  async joined(opened, layer, head, direction, subjects, signal, units = this.units) {
     const readings = [];
     let rested = performance.now();
     for (const subject of subjects) {
@@ -257,7 +271,7 @@ class Page {
       readings.push(await this.reading(opened, layer, head, direction, subject, signal));
     }
     const one = readings.length === 1 ? readings[0] : (direction === "reads" ? joinRows : joinColumns)(readings);
-    return this.units.joined ? byUnits(one, this.units, direction) : one;
+    return units.joined ? byUnits(one, units, direction) : one;
   }
 
   async reading(opened, layer, head, direction, subject, signal) {
@@ -355,7 +369,7 @@ class Page {
     }
     this.map.show({ state, ranges, margins: this.margins, table: this.colours, scale: this.scale });
     say(byId("map-title"), `${this.t("layer")} ${layer} · ${this.t("head")} ${head}`);
-    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin(), this.microscope.show(opened, state, signal)]);
+    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin(), this.microscope.show(opened, state, signal), this.compare.show(opened, state, signal)]);
     if (signal.aborted) return;
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
     const mean = seen && Float32Array.from(received, (sum, j) => sum / Math.max(1, seen[j]));
@@ -430,6 +444,13 @@ class Page {
     }
     const made = await neighbours(head, query, key, this.meta.tokens.labels, this.t, signal);
     if (!signal.aborted) byId("map-table").replaceChildren(made);
+  }
+
+  /** A short word about what has just been done. */
+  say(name, values) {
+    say(byId("notice"), this.t(name, values));
+    clearTimeout(this.noticeTimer);
+    this.noticeTimer = setTimeout(() => say(byId("notice"), ""), 6000);
   }
 
   fail(error) {

@@ -25,7 +25,8 @@ export class Strips {
     });
   }
 
-  /** rows: [{ name, values, top, text(value) }]; top: the end of the colour scale on both sides. */
+  /** rows: [{ name, values, top, end }]: signed, `top` the end of the colour scale on both sides; or with
+      colour(value), where null leaves a place unpainted, instead of `top`. */
   show(rows, table) {
     this.rows = rows;
     this.table = table;
@@ -60,11 +61,17 @@ export class Strips {
     context.clearRect(0, 0, this.width(), this.height());
     context.font = "12px system-ui, 'Noto Sans CJK JP', sans-serif";
     context.textBaseline = "middle";
-    this.rows.forEach(({ name, values, top, end }, at) => {
+    this.rows.forEach(({ name, values, top, end, colour = (value) => signedColour(this.table, value / top) }, at) => {
       const y = at * (TALL + GAP), cell = wide / values.length;
-      for (let c = 0; c < values.length; c += 1) {
-        context.fillStyle = signedColour(this.table, values[c] / top);
-        context.fillRect(LEFT + c * cell, y, Math.max(cell - (cell > 5 ? 1 : 0), 1), TALL);
+      const columns = Math.min(values.length, Math.floor(wide)); // more numbers than pixels: the largest size of each pixel
+      for (let c = 0; c < columns; c += 1) {
+        let value = 0;
+        const stop = Math.floor(((c + 1) * values.length) / columns);
+        for (let i = Math.floor((c * values.length) / columns); i < stop; i += 1) if (Math.abs(values[i]) > Math.abs(value)) value = values[i];
+        const fill = colour(value);
+        if (fill === null) continue;
+        context.fillStyle = fill;
+        context.fillRect(LEFT + (c * wide) / columns, y, Math.max(wide / columns - (cell > 5 ? 1 : 0), 1), TALL);
       }
       context.strokeStyle = cssVariable("--line");
       context.strokeRect(LEFT - 0.5, y + 0.5, wide + 1, TALL - 1);

@@ -24,7 +24,7 @@ export class TextPanel {
     this.spans = starts.map((first, unit) => {
       const [kind, shown] = look(labels[unit], texts[unit], chips[unit]);
       const span = h("span", { class: kind, id: `t${first}`, role: "option", "aria-selected": "false" }, shown);
-      if (chips[unit]) span.setAttribute("aria-label", labels[unit]);
+      if (chips[unit] || shown.trim() === "") span.setAttribute("aria-label", visibleLabel(labels[unit]));
       span.token = first;
       return span;
     });

@@ -234,16 +234,17 @@ class Page {
     const { signal } = this.asked;
     const { state } = this.store;
     const { layer, head } = this.preview.head ?? state;
-    const subject = this.preview.token ?? state[this.field];
     const selected = this.selected();
-    const subjects = this.preview.token === null ? selected : this.units.around(subject);
+    const preview = selected.includes(this.preview.token) ? null : this.preview.token; // what is selected is shown anyway
+    const subject = preview ?? state[this.field];
+    const subjects = preview === null ? selected : this.units.around(subject);
     this.showControls(state);
     this.showAtlas(state);
     this.pins.show(state);
     this.tour.show(state);
     const query = state.direction === "reads" ? subject : state.query;
     showPrediction(this.meta, query, this.t);
-    this.text.mark({ query: state.query, key: state.key, preview: this.preview.token, chosen: state[this.field], selected });
+    this.text.mark({ query: state.query, key: state.key, preview, chosen: state[this.field], selected });
     const read = async () => {
       const opened = await this.data.head(layer, head);
       const reading = await this.joined(opened, layer, head, state.direction, subjects, signal);

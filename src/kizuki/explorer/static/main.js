@@ -335,7 +335,7 @@ class Page {
     this.atlas.show({ measure: state.measure, layer: state.layer, head: state.head, table: this.colours, t, preview: this.preview.head });
     const at = this.preview.head ?? state;
     const value = this.atlas.value(at.layer, at.head);
-    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === null ? t("undefined") : digits(value)} ${t(`${state.measure}_unit`)}`;
+    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === undefined ? t("unread") : value === null ? t("undefined") : digits(value)} ${t(`${state.measure}_unit`)}`;
     say(byId("atlas-cell"), name.trim());
     byId("atlas").setAttribute("aria-label", name);
     const notes = [t("mean_over", { n: this.meta.queries }), `${t(state.measure)}: ${t(`${state.measure}_note`, { bound: digits(this.meta.bound) })}${this.language === "ja" ? "。" : "."}`];
@@ -344,6 +344,8 @@ class Page {
       notes.push(t("sink_rate", { p: percent(all.filter((v) => v > 0.3).length / Math.max(1, all.length)) }));
     }
     if (this.meta.layers.some((info) => !info.full)) notes.push(t("atlas_partial"));
+    if (this.meta.read < this.meta.layers.length) notes.push(t("layers_read", { n: this.meta.read, m: this.meta.layers.length }));
+    if (this.meta.trouble) notes.push(t("layers_trouble", { reason: this.meta.trouble }));
     say(byId("atlas-note"), notes.join(" "));
     this.showAtlasTwin();
   }

@@ -96,7 +96,7 @@ export function showProvenance(meta, language, t) {
   byId("facts").replaceChildren(...facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   const out = meta.layers.filter((info) => !info.full);
   const lines = [];
-  if (out.length === 0 && meta.missing.length === 0) lines.push(t("left_out_none"));
+  if (out.length === 0 && meta.missing.length === 0) lines.push(t(meta.read === undefined ? "left_out_none" : "left_out_live"));
   if (out.length > 0) {
     const full = meta.layers.filter((info) => info.full).map((info) => info.layer).join(", ") || "–";
     const top = meta.top > 0 ? t("left_out_top", { k: meta.top }) : "";

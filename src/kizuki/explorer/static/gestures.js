@@ -70,6 +70,10 @@ export function attachGestures(map) {
   };
   canvas.addEventListener("pointerup", up);
   canvas.addEventListener("pointercancel", up);
+  // one finger may scroll the page where the whole matrix is seen; two are ours, or the browser takes them away
+  canvas.addEventListener("touchmove", (event) => {
+    if (event.touches.length > 1 && event.cancelable) event.preventDefault();
+  }, { passive: false });
   canvas.addEventListener("pointerleave", () => hover(null));
   canvas.addEventListener("wheel", (event) => {
     if (document.activeElement !== canvas && !event.ctrlKey && !event.metaKey) return;

@@ -234,16 +234,17 @@ class Page {
     const { signal } = this.asked;
     const { state } = this.store;
     const { layer, head } = this.preview.head ?? state;
-    const subject = this.preview.token ?? state[this.field];
     const selected = this.selected();
-    const subjects = this.preview.token === null ? selected : this.units.around(subject);
+    const preview = selected.includes(this.preview.token) ? null : this.preview.token; // what is selected is shown anyway
+    const subject = preview ?? state[this.field];
+    const subjects = preview === null ? selected : this.units.around(subject);
     this.showControls(state);
     this.showAtlas(state);
     this.pins.show(state);
     this.tour.show(state);
     const query = state.direction === "reads" ? subject : state.query;
     showPrediction(this.meta, query, this.t);
-    this.text.mark({ query: state.query, key: state.key, preview: this.preview.token, chosen: state[this.field], selected });
+    this.text.mark({ query: state.query, key: state.key, preview, chosen: state[this.field], selected });
     const read = async () => {
       const opened = await this.data.head(layer, head);
       const reading = await this.joined(opened, layer, head, state.direction, subjects, signal);
@@ -334,7 +335,7 @@ class Page {
     this.atlas.show({ measure: state.measure, layer: state.layer, head: state.head, table: this.colours, t, preview: this.preview.head });
     const at = this.preview.head ?? state;
     const value = this.atlas.value(at.layer, at.head);
-    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === null ? t("undefined") : digits(value)} ${t(`${state.measure}_unit`)}`;
+    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === undefined ? t("unread") : value === null ? t("undefined") : digits(value)} ${t(`${state.measure}_unit`)}`;
     say(byId("atlas-cell"), name.trim());
     byId("atlas").setAttribute("aria-label", name);
     const notes = [t("mean_over", { n: this.meta.queries }), `${t(state.measure)}: ${t(`${state.measure}_note`, { bound: digits(this.meta.bound) })}${this.language === "ja" ? "。" : "."}`];
@@ -343,6 +344,8 @@ class Page {
       notes.push(t("sink_rate", { p: percent(all.filter((v) => v > 0.3).length / Math.max(1, all.length)) }));
     }
     if (this.meta.layers.some((info) => !info.full)) notes.push(t("atlas_partial"));
+    if (this.meta.read < this.meta.layers.length) notes.push(t("layers_read", { n: this.meta.read, m: this.meta.layers.length }));
+    if (this.meta.trouble) notes.push(t("layers_trouble", { reason: this.meta.trouble }));
     say(byId("atlas-note"), notes.join(" "));
     this.showAtlasTwin();
   }

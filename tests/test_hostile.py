@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import torch
 
 import kizuki
 from kizuki import cli
+from kizuki.cpu import cache
 from kizuki.models import RecordError
 
 pytest.importorskip("transformers")
@@ -216,6 +219,43 @@ except RecordError as error:
     )
     assert done.returncode == 0, done.stderr[-1000:]
     assert done.stdout.startswith(f"kizuki.open: {path}: is cut short, damaged or no safetensors file")
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files on this system")
+def test_code_that_others_may_have_written_is_not_loaded(tmp_path: Path) -> None:
+    """The kernel cache holds machine code: a file of another user's, or one that any may write to, is as none."""
+    path = tmp_path / "pack.kernel"
+    cache._keep(path, b"code")
+    assert cache._read(path) == b"code"
+    for mode in (0o666, 0o664):
+        path.chmod(mode)
+        assert cache._read(path) is None
+    path.chmod(0o644)
+    if os.getuid() == 0:
+        os.chown(path, 12345, -1)
+        assert cache._read(path) is None
+    cache._keep(path, b"code again")
+    assert cache._read(path) == b"code again"
+    umask = os.umask(0)
+    try:
+        cache._keep(path, b"code")
+    finally:
+        os.umask(umask)
+    assert cache._read(path) == b"code"
+
+
+def test_every_dependency_is_accounted_for() -> None:
+    """SECURITY.md says of each package why it is there."""
+    root = Path(__file__).resolve().parents[1]
+    said = set(
+        re.findall(r"^\| ([\w-]+) \|", (root / "SECURITY.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    lines = (root / "pyproject.toml").read_text(encoding="utf-8")
+    core = lines[lines.index("dependencies = [") : lines.index("]", lines.index("dependencies = ["))]
+    extras = [line for line in lines.splitlines() if re.match(r"(models|survey|explorer) = \[", line)]
+    needed = re.findall(r'"([A-Za-z][\w-]*)', core + "".join(line.split("#")[0] for line in extras))
+    assert len(needed) > 10
+    assert set(needed) <= said
 
 
 def test_nothing_in_the_package_unpickles_or_evaluates() -> None:

@@ -33,6 +33,10 @@ class Cpu:
     def refuses(self, problem: Problem) -> str | None:
         if problem.query.device.type != "cpu":
             return f"the tensors are on {problem.device}"
+        from . import launch
+
+        if launch.switched_off():
+            return "Numba is switched off (NUMBA_DISABLE_JIT is set)"
         if problem.score is not None:
             why = functions.refusal(problem.score.fn, "score")
             if why is not None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -27,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 BLOCK = 90  # bytes around one array in the file
 
-__all__ = ["BudgetError", "PageError", "check_writable", "write_page"]
+__all__ = ["BudgetError", "PageError", "Written", "check_writable", "write", "write_page"]
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
@@ -50,6 +51,15 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
 
 def _part(target: Path) -> Path:
     return target.with_name(f".{target.name}.{os.getpid()}.part")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A page that was written, and which layers it holds in full (with q, k and L) and in part (their readings)."""
+
+    path: Path
+    full: tuple[int, ...]
+    partial: tuple[int, ...]
 
 
 def write_page(
@@ -88,6 +98,18 @@ def write_page(
         >>> write_page("page.html", run)                                      # doctest: +SKIP
         PosixPath('page.html')
     """
+    return write(path, run, limit_mb=limit_mb, first=first, progress=progress).path
+
+
+def write(
+    path: str | os.PathLike[str],
+    run: Run,
+    *,
+    limit_mb: float = 100.0,
+    first: Sequence[int] = (),
+    progress: Progress | None = None,
+) -> Written:
+    """`write_page`, where it is described; returns what the page holds."""
     target = check_writable(path)
     if not limit_mb > 0:
         raise PageError(f"limit_mb is {limit_mb} but must be above 0, in MB of the file")
@@ -125,7 +147,7 @@ def write_page(
         ) from error
     finally:
         part.unlink(missing_ok=True)
-    return target
+    return Written(target, chosen.full, tuple(layer for layer in matrices if layer not in chosen.full))
 
 
 def _complete(
@@ -251,7 +273,7 @@ def _head() -> str:
     """The page up to its data, with KIZUKI_META where the JSON goes."""
     script, style = bundle.script("main.js"), bundle.style("page.css")
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}' 'unsafe-hashes'; "
+        f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(style)}' 'unsafe-hashes'; "
         "worker-src blob:; img-src data:; base-uri 'none'; form-action 'none'"
     )
     return (
@@ -265,5 +287,5 @@ def _head() -> str:
     )
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

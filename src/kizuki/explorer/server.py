@@ -190,6 +190,7 @@ class Server:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self.socket.bind((HOST, port))
+            self.socket.listen(128)  # who comes before `run` waits a moment and is not turned away
         except OSError as error:
             self.socket.close()
             raise PageError(f"port {port}: cannot be had ({error.strerror}); give another, or none") from None

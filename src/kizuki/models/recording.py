@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import KizukiTypeError, OptionError, ShapeError
 from .rule import RecordError, Rule
+from .shows import Shows
 
 if TYPE_CHECKING:
     from kizuki import AttentionMatrix, Observation
@@ -132,7 +133,7 @@ def leeway(dtype: torch.dtype) -> float:
     return math.sqrt(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
 
 
-class Recording:
+class Recording(Shows):
     """The attention of a model's forward passes in a `kizuki.record` block: of the last, or of each.
 
     `recording[layer]` is that layer's `AttentionMatrix`, `[batch, heads, queries, keys]`, built from the

@@ -41,14 +41,27 @@ export async function messages() {
   return overPort(port);
 }
 
+const UNDER_WAY = 2; // questions sent and not yet answered: what still waits here can be taken back at no cost
+
 /** Questions over a MessagePort: { id, what, parameters } there, { id, buffer } or { id, error } back. */
 export function overPort(port) {
-  const waiting = new Map();
+  const waiting = new Map(); // in the order in which they were asked
+  const sent = new Set(); // of those taken back, too, until they are answered
   let last = 0;
+  const sendMore = () => {
+    for (const [id, { question }] of waiting) {
+      if (sent.size >= UNDER_WAY) return;
+      if (sent.has(id)) continue;
+      sent.add(id);
+      port.postMessage({ id, ...question });
+    }
+  };
   port.onmessage = ({ data: { id, buffer, error } }) => {
     const asked = waiting.get(id);
     waiting.delete(id);
-    if (!asked) return; // an answer to a question that was taken back
+    sent.delete(id);
+    sendMore();
+    if (!asked) return; // it was taken back meanwhile
     if (error === undefined) asked.resolve(unpack(buffer));
     else asked.reject(new Error(error));
   };
@@ -57,13 +70,9 @@ export function overPort(port) {
       return new Promise((resolve, reject) => {
         if (signal?.aborted) return reject(signal.reason);
         const id = (last += 1);
-        waiting.set(id, { resolve, reject });
-        port.postMessage({ id, what, parameters });
-        signal?.addEventListener("abort", () => {
-          if (!waiting.delete(id)) return;
-          port.postMessage({ id, what: "forget" });
-          reject(signal.reason);
-        });
+        waiting.set(id, { resolve, reject, question: { what, parameters } });
+        signal?.addEventListener("abort", () => waiting.delete(id) && reject(signal.reason));
+        sendMore();
       });
     },
   };

@@ -310,6 +310,7 @@ def test_where_v_does_not_fit_the_page_says_so(tmp_path: Path, show: Any) -> Non
     layers = page.evaluate("() => kizukiPage.meta.layers.map(l => [l.full, l.value_dim])")
     assert layers == [[True, None], [True, None]]
     assert "v of this layer is not here" in text_of(page, "#scope-note")
+    assert "v of layers 0, 1: no room." in text_of(page, "#left-out")
 
 
 def test_the_layer_that_the_page_opens_with_gets_room_for_v_first() -> None:

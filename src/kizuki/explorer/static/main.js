@@ -77,7 +77,7 @@ class Page {
     this.files = new Save(this);
     this.tour = new Tour(this);
     this.lesson = new LessonMode(this);
-    this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token) }, (...args) => this.t(...args));
+    this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token), all: (tokens) => this.chooseAll(tokens) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
     this.data.listen(() => this.refreshSoon());
@@ -156,6 +156,10 @@ class Page {
       const at = list.length === 0 || list.includes(token) ? token : list[0];
       this.store.set({ [field]: at, several: this.several(list) });
     } else this.store.set({ [field]: token, several: "" });
+  }
+
+  chooseAll(tokens) {
+    this.store.set({ [this.field]: tokens[0], several: this.several(tokens.flatMap((token) => this.units.around(token))) });
   }
 
   chooseRange(from, to) {

@@ -64,7 +64,7 @@ export class ReadingTable {
 
 /** One cell in the order of the formula: q·k → × scale → (softcap) → − L → weight. */
 export function cellLine(cell, labels, query, key, t) {
-  const where = `${t("query")} ${query} “${visibleLabel(labels[query], 14)}” × ${t("key")} ${key} “${visibleLabel(labels[key], 14)}”`;
+  const where = `${t("query")} ${query} ${t("quoted", { token: visibleLabel(labels[query], 14) })} × ${t("key")} ${key} ${t("quoted", { token: visibleLabel(labels[key], 14) })}`;
   if (!cell.visible) return `${where}: ${t("not_visible")}`;
   const parts = [`${t("dot")} ${digits(cell.product)}`, `${t("times_scale")} ${digits(cell.scale)} = ${digits(cell.scaled)}`];
   if (cell.score !== cell.scaled) parts.push(`${t("cap")} ${digits(cell.score)}`);

@@ -85,6 +85,7 @@ def select(page: Any, **state: Any) -> None:
         ("const first = 8, second = 2;\nconst third = first / second / 2 // half\nconsole.log(third)", "2"),
         ("const text = 'a // b  \"c\"'; console.log(text.replace(/[/]+ */g, \"-\"));", 'a -b  "c"'),
         ("let count = 1;\nconst other = count\n++count\nconsole.log(other, count + +count - -1)", "1 5"),
+        ("let at = 0; function go() { while (++at < 5); } go(); if (at) { console.log(at); }", "5"),
         (
             """class Box { show(value) { return { value, size: value.length }; } get size() { return 7; } }
             const value = 'abc', size = 1; const { size: length, value: again = size } = new Box().show(value);

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from served import matrix, run_of, unpack
+from pages import make_run, matrix
+from served import unpack
 
 from kizuki.explorer import PageError
 from kizuki.explorer.answers import Answers
@@ -31,7 +32,7 @@ MARKUP = ['</script><img src=x onerror="document.title=1">', "<b>", "\u2028", *[
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(Answers(run_of({0: matrix(), 5: matrix(seed=2)}, MARKUP))).running() as running:
+    with Server(Answers(make_run({0: matrix(), 5: matrix(seed=2)}, MARKUP))).running() as running:
         yield running
 
 
@@ -94,7 +95,7 @@ def test_who_does_not_know_the_token_finds_nothing(server: Server) -> None:
     near = (f"/{token[:-1]}/", f"/{token}x/data/meta", f"/{token.swapcase()}/", f"/{token}")
     for path in ("/", "/data/meta", "/main.js", *near):
         assert token not in refused(*get(server, path)[::2], 404)
-    assert Server(Answers(run_of({0: matrix(5)}))).token != token
+    assert Server(Answers(make_run({0: matrix(5)}))).token != token
 
 
 @pytest.mark.parametrize(

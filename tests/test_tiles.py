@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from served import asked, matrix, run_of
+from pages import make_run, matrix
+from served import asked
 
 import kizuki
 from kizuki.explorer import heads, tiles
@@ -52,7 +53,7 @@ def close(found: Any, wanted: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_rows_columns_cells_blocks_and_tiles_are_those_of_a(name: str) -> None:
     made = matrix(**CASES[name])
-    answers = Answers(run_of({3: made}))
+    answers = Answers(make_run({3: made}))
     n = made.shape[-1]
     for head in (0, 3):
         at = {"layer": 3, "head": head}
@@ -187,7 +188,7 @@ def test_work_stops_when_nobody_waits() -> None:
 
 def test_row_statistics_are_the_definitions() -> None:
     made = matrix(50)
-    rows = asked(Answers(run_of({0: made})), "rows", layer=0, head=3)
+    rows = asked(Answers(make_run({0: made})), "rows", layer=0, head=3)
     a = made[0, 3].double()
     place = torch.arange(50)
     close(rows["received"], a.sum(0))
@@ -201,7 +202,7 @@ def test_row_statistics_are_the_definitions() -> None:
 
 def test_the_atlas_is_read_in_the_background_and_says_how_far_it_is() -> None:
     layers = {layer: matrix(seed=layer) for layer in (0, 4, 9)}
-    answers = Answers(run_of(layers))
+    answers = Answers(make_run(layers))
     before = asked(answers, "meta")["meta"]
     assert before["read"] == 0
     assert before["means"]["entropy"] == [[None] * 4] * 3
@@ -260,7 +261,7 @@ def test_bad_questions_are_refused_in_one_short_line(
     what: str, parameters: dict[str, str], message: str
 ) -> None:
     with pytest.raises(QuestionError) as caught:
-        Answers(run_of({0: matrix()})).ask(what, parameters)
+        Answers(make_run({0: matrix()})).ask(what, parameters)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400

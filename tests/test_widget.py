@@ -5,17 +5,16 @@ from __future__ import annotations
 import base64
 import math
 import re
-import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from served import matrix, run_of, unpack
+from pages import make_run, matrix, table
+from served import unpack
 
 from kizuki.explorer import BudgetError, PageError, bundle
 from kizuki.explorer.answers import Answers
@@ -43,7 +42,7 @@ def recording(count: int = 37, layers: int = 2, **options: Any) -> Recording:
 
 def test_a_message_gets_the_answer_or_one_line() -> None:
     made = matrix()
-    talk = Conversation(Answers(run_of({0: made})))
+    talk = Conversation(Answers(make_run({0: made})))
     asked = {"view": "a", "id": 7, "what": "row", "parameters": {"layer": 0, "head": 1, "query": 20}}
     content, (data,) = talk.reply(asked) or ({}, [b""])
     assert content == {"view": "a", "id": 7}
@@ -114,18 +113,6 @@ def test_anywidget_is_loaded_when_it_is_used() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("chromium is not installed")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as play:
-        started = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
 FAKE = """
 async ([esm, html]) => {
   const listeners = [];
@@ -133,7 +120,10 @@ async ([esm, html]) => {
   globalThis.model = {
     get: (name) => traits[name],
     on: (name, call) => listeners.push([name, call]),
-    off: (name, call) => { const at = listeners.findIndex(([n, c]) => n === name && c === call); if (at >= 0) listeners.splice(at, 1); },
+    off: (name, call) => {
+      const at = listeners.findIndex(([n, c]) => n === name && c === call);
+      if (at >= 0) listeners.splice(at, 1);
+    },
     send: async (content) => {
       const [back, texts] = await kernel(content);
       const buffers = texts.map((text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer));
@@ -153,7 +143,7 @@ READY = """() => { const p = globalThis.kizukiPage; return p && !p.busy && p.pic
 @pytest.mark.browser
 def test_the_cell_shows_the_kernels_numbers(browser: Any) -> None:
     made = {0: matrix(), 5: matrix(seed=2)}
-    talk = Conversation(Answers(run_of(made)))
+    talk = Conversation(Answers(make_run(made)))
     heard: list[dict[str, Any]] = []
 
     def kernel(content: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -182,22 +172,19 @@ def test_the_cell_shows_the_kernels_numbers(browser: Any) -> None:
     one.wait_for_timeout(50)
     one.wait_for_function(READY, timeout=60_000)
     row = made[5][0, 3, 30]
-    rows = one.evaluate(
-        "() => [...document.querySelectorAll('#reading-rows tr')].map(r => [r.dataset.token, r.querySelector('.w').textContent])"
-    )
-    assert rows
-    for token, weight in rows:
-        assert math.isclose(float(weight.replace("−", "-")), row[int(token)], rel_tol=6e-4)
-    assert (
-        two.evaluate("() => kizukiPage.store.state.layer") == talk.answers.meta["start"]["layer"]
-    )  # its own selection
+    shown = table(one)
+    assert shown
+    for token, weight in shown:
+        assert math.isclose(weight, row[token], rel_tol=6e-4)
+    own = two.evaluate("() => kizukiPage.store.state.layer")
+    assert own == talk.answers.meta["start"]["layer"]  # each cell has its own selection
     assert len({message["view"] for message in heard}) == 2
-    assert (
-        one.evaluate("() => { try { return String(parent.document); } catch (error) { return error.name; } }")
-        == "SecurityError"
+    outside = one.evaluate(
+        "() => { try { return String(parent.document); } catch (error) { return error.name; } }"
     )
+    assert outside == "SecurityError"
     page.evaluate(
-        "() => { traits.height = 500; for (const [n, call] of listeners) if (n === 'change:height') call(); }"
+        "() => { traits.height = 500; for (const [name, call] of listeners) if (name[0] === 'c') call(); }"
     )
     assert page.locator("iframe").first.evaluate("f => f.clientHeight") == 500
     page.evaluate("() => { for (const call of leave) call(); }")

@@ -55,7 +55,7 @@ class Reader:
         self.means: dict[str, list[list[float | None]]] = {
             name: [list(none) for _ in self.layers] for name in page.MEANS
         }
-        self.read = 0
+        self.done: list[int] = []
         self.trouble = ""
         self._asking = 0
         self._last = 0.0
@@ -64,10 +64,10 @@ class Reader:
         self._thread: threading.Thread | None = None
 
     def state(self) -> dict[str, Any]:
-        """Means so far (None: not read yet, or not defined), how many layers are read, and what went wrong."""
+        """Means so far (None: not defined, or of a layer not `done`), the layers done, and what went wrong."""
         with self._changed:
             means = {name: [list(row) for row in rows] for name, rows in self.means.items()}
-            return {"means": means, "read": self.read, "trouble": self.trouble}
+            return {"means": means, "read": len(self.done), "done": list(self.done), "trouble": self.trouble}
 
     def begin(self) -> None:
         """Start reading, once."""
@@ -119,7 +119,7 @@ class Reader:
                 with self._changed:
                     for name, values in made.items():
                         self.means[name][self.layers.index(layer)] = values
-                    self.read += 1
+                    self.done.append(layer)
         except (
             ValueError,
             RuntimeError,

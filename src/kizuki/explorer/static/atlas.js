@@ -64,7 +64,9 @@ export class Atlas {
     return { layer: this.meta.layers[column].layer, head: this.meta.heads[row] };
   }
 
+  /** null: not defined here; undefined: not read yet, where Python reads while the page is open. */
   value(layer, head, measure = this.measure) {
+    if (this.meta.done && !this.meta.done.includes(layer)) return undefined;
     const column = this.meta.layers.findIndex((info) => info.layer === layer);
     return this.meta.means[measure][column][this.meta.heads.indexOf(head)];
   }

@@ -1,5 +1,5 @@
 // What stands around the panels: search, the list of keys, language and theme, and how the page was made.
-import { byId, h, say, visibleLabel } from "./dom.js";
+import { byId, h, onClick, say, visibleLabel } from "./dom.js";
 
 /** Tokens whose text meets `needle`, ignoring case, in reading order: the first token of each match. */
 export function findTokens(tokens, needle) {
@@ -33,11 +33,11 @@ export class Search {
     this.matches = [];
     this.at = 0;
     this.input = byId("search-input");
-    byId("search-open").addEventListener("click", () => this.open());
-    byId("search-next").addEventListener("click", () => this.move(1));
-    byId("search-previous").addEventListener("click", () => this.move(-1));
-    byId("search-all").addEventListener("click", () => this.all());
-    byId("search-close").addEventListener("click", () => this.close());
+    onClick("search-open", () => this.open());
+    onClick("search-next", () => this.move(1));
+    onClick("search-previous", () => this.move(-1));
+    onClick("search-all", () => this.all());
+    onClick("search-close", () => this.close());
     this.input.addEventListener("input", () => this.look());
     byId("search").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.all();
@@ -104,7 +104,7 @@ export function showProvenance(meta, language, t) {
   const out = meta.layers.filter((info) => !info.full);
   const lines = [];
   const bare = meta.layers.filter((info) => info.full && info.value_dim === null).map((info) => info.layer);
-  if (out.length + meta.missing.length + bare.length === 0) lines.push(t("left_out_none"));
+  if (out.length + meta.missing.length + bare.length === 0) lines.push(t(meta.read === undefined ? "left_out_none" : "left_out_live"));
   if (out.length > 0) {
     const full = meta.layers.filter((info) => info.full).map((info) => info.layer).join(", ") || "–";
     const top = meta.top > 0 ? t("left_out_top", { k: meta.top }) : "";

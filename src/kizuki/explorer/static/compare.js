@@ -1,5 +1,5 @@
 // Two heads side by side: their matrices and their signed difference, and one reading under both.
-import { byId, cssVariable, h, legend, perFrame, say, sizeCanvas, visibleLabel } from "./dom.js";
+import { byId, cssVariable, h, legend, onClick, perFrame, say, sizeCanvas, visibleLabel } from "./dom.js";
 import { cssColour, signedColour } from "./colour.js";
 import { Pictures } from "./pictures.js";
 import { digits, percent } from "./reading.js";
@@ -36,8 +36,8 @@ export class Compare {
       byId(id).replaceChildren(...list.map((n) => h("option", { value: n }, String(n))));
       byId(id).addEventListener("change", choose);
     }
-    byId("compare-open").addEventListener("click", () => this.toggle());
-    byId("compare-swap").addEventListener("click", () => this.swap());
+    onClick("compare-open", () => this.toggle());
+    onClick("compare-swap", () => this.swap());
     this.canvas.addEventListener("pointermove", (event) => this.tellBlock(this.blockAt(event)));
     this.canvas.addEventListener("pointerleave", () => this.tellBlock(null));
     this.canvas.addEventListener("click", (event) => {

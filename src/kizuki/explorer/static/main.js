@@ -1,5 +1,5 @@
 // The page: one selection, four panels that follow it. Everything shown comes from its source (source.js).
-import { byId, h, legend, perFrame, say, visibleLabel } from "./dom.js";
+import { byId, h, legend, onClick, perFrame, say, visibleLabel } from "./dom.js";
 import { FLOOR, colourTable, cssColour, signedTable, weightScale } from "./colour.js";
 import { translator } from "./words.js";
 import { DEFAULTS, MEASURES, Store, parseHash } from "./store.js";
@@ -93,21 +93,21 @@ class Page {
       const [field, value] = button.dataset.set.split(" ");
       button.addEventListener("click", () => (field === "direction" ? this.turnTo(value) : store.set({ [field]: value })));
     }
-    byId("adding").addEventListener("click", () => this.setAdding(!this.adding));
-    byId("alone").addEventListener("click", () => this.store.set({ several: "" }));
+    onClick("adding", () => this.setAdding(!this.adding));
+    onClick("alone", () => this.store.set({ several: "" }));
     for (const button of document.querySelectorAll("[data-set^='unit']")) button.parentElement.hidden = !store.shape.words;
-    byId("zoom-in").addEventListener("click", () => this.map.zoom(1.6));
-    byId("zoom-out").addEventListener("click", () => this.map.zoom(1 / 1.6));
-    byId("zoom-fit").addEventListener("click", () => this.map.fit());
-    byId("help-open").addEventListener("click", () => this.openHelp());
-    byId("help-close").addEventListener("click", () => byId("help").close());
-    byId("language").addEventListener("click", () => {
+    onClick("zoom-in", () => this.map.zoom(1.6));
+    onClick("zoom-out", () => this.map.zoom(1 / 1.6));
+    onClick("zoom-fit", () => this.map.fit());
+    onClick("help-open", () => this.openHelp());
+    onClick("help-close", () => byId("help").close());
+    onClick("language", () => {
       this.language = this.language === "en" ? "ja" : "en";
       this.t = translator(this.language);
       rememberChoice("language", this.language);
       this.restyle();
     });
-    byId("theme").addEventListener("click", () => {
+    onClick("theme", () => {
       document.documentElement.dataset.theme = darkNow() ? "light" : "dark";
       rememberChoice("theme", document.documentElement.dataset.theme);
       this.restyle();
@@ -115,7 +115,7 @@ class Page {
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
     byId("atlas-twin").addEventListener("toggle", () => this.showAtlasTwin());
     byId("map-twin").addEventListener("toggle", () => this.showMapTwin());
-    byId("reading-rows").addEventListener("click", (event) => {
+    onClick("reading-rows", (event) => {
       const row = event.target.closest("tr");
       if (row) store.set({ [store.state.direction === "reads" ? "key" : "query"]: Number(row.dataset.token) });
     });
@@ -341,7 +341,7 @@ class Page {
     this.atlas.show({ measure: state.measure, layer: state.layer, head: state.head, table: this.colours, t, preview: this.preview.head });
     const at = this.preview.head ?? state;
     const value = this.atlas.value(at.layer, at.head);
-    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === null ? t("undefined") : digits(value)} ${t(`${state.measure}_unit`)}`;
+    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === undefined ? t("unread") : value === null ? t("undefined") : digits(value)} ${t(`${state.measure}_unit`)}`;
     say(byId("atlas-cell"), name.trim());
     byId("atlas").setAttribute("aria-label", name);
     const notes = [t("mean_over", { n: this.meta.queries }), `${t(state.measure)}: ${t(`${state.measure}_note`, { bound: digits(this.meta.bound) })}${this.language === "ja" ? "。" : "."}`];
@@ -350,6 +350,8 @@ class Page {
       notes.push(t("sink_rate", { p: percent(all.filter((v) => v > 0.3).length / Math.max(1, all.length)) }));
     }
     if (this.meta.layers.some((info) => !info.full)) notes.push(t("atlas_partial"));
+    if (this.meta.read < this.meta.layers.length) notes.push(t("layers_read", { n: this.meta.read, m: this.meta.layers.length }));
+    if (this.meta.trouble) notes.push(t("layers_trouble", { reason: this.meta.trouble }));
     say(byId("atlas-note"), notes.join(" "));
     this.showAtlasTwin();
   }

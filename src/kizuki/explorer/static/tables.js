@@ -1,5 +1,5 @@
 // The numbers beside the pictures: the reading as a table, the chosen cell, its neighbours, the head, the prediction.
-import { byId, h, say, visibleLabel } from "./dom.js";
+import { byId, h, onClick, say, visibleLabel } from "./dom.js";
 import { MEASURES } from "./store.js";
 import { digits, massShown, percent } from "./reading.js";
 
@@ -9,8 +9,8 @@ const FIRST_ROWS = 12;
 export class ReadingTable {
   constructor() {
     this.count = FIRST_ROWS;
-    byId("more").addEventListener("click", () => this.grow(this.count * 4));
-    byId("fewer").addEventListener("click", () => this.grow(FIRST_ROWS));
+    onClick("more", () => this.grow(this.count * 4));
+    onClick("fewer", () => this.grow(FIRST_ROWS));
   }
 
   grow(count) {

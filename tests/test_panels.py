@@ -310,6 +310,7 @@ def test_where_v_does_not_fit_the_page_says_so(tmp_path: Path, show: Any) -> Non
     layers = page.evaluate("() => kizukiPage.meta.layers.map(l => [l.full, l.value_dim])")
     assert layers == [[True, None], [True, None]]
     assert "v of this layer is not here" in text_of(page, "#scope-note")
+    assert "v of layers 0, 1: no room." in text_of(page, "#left-out")
 
 
 def test_the_layer_that_the_page_opens_with_gets_room_for_v_first() -> None:
@@ -495,6 +496,50 @@ def test_the_tour_stops_at_the_heads_that_python_finds(tmp_path: Path, show: Any
     page.locator("#tour-next").click()
     settle(page)
     assert page.locator("#tour").is_hidden()
+
+
+@pytest.mark.browser
+def test_the_lesson_follows_the_selection_and_its_switches_are_the_formula(tmp_path: Path, show: Any) -> None:
+    made = matrix(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]), softcap=3.0)
+    page = show(write_page(tmp_path / "page.html", make_run({0: made})), "#l=0&h=2&q=20&k=3")
+    page.keyboard.press("l")
+    settle(page)
+
+    def weights() -> dict[int, float]:
+        rows = page.evaluate(
+            "() => [...document.querySelectorAll('#lesson-steps tbody tr')]"
+            ".map(r => [...r.cells].map(c => c.textContent))"
+        )
+        return {int(row[1]): float(row[4]) for row in rows}
+
+    q, k = made.query[0, 2, 20].double(), made.key[0, 1].double()
+    sink = torch.tensor([2.0], dtype=torch.float64)
+
+    def formula(scale: float, seen: int, temperature: float) -> torch.Tensor:
+        scores = 3 * torch.tanh(scale * (k[:seen] @ q) / 3) / temperature
+        return torch.cat([scores, sink]).softmax(0)[:-1]
+
+    assert text_of(page, "#lesson-now") == "As in the model."
+    assert page.locator("#lesson-steps > li").count() == 8
+    assert page.locator("#lesson-steps .heads li").count() == 4
+    for token, weight in weights().items():
+        assert math.isclose(weight, made[0, 2, 20, token], rel_tol=6e-4)
+    for switch, scale, seen in (("scale", 1.0, 21), ("mask", 1.0, 37)):
+        page.locator(f"#lesson-{switch}").click()
+        wanted = formula(scale, seen, 1.0)
+        assert list(weights()) == sorted(range(seen), key=lambda j: (-float(wanted[j]), j))[:8]
+        for token, weight in weights().items():
+            assert math.isclose(weight, wanted[token], rel_tol=6e-4)
+    page.locator("#lesson-heat").focus()
+    page.keyboard.press("End")
+    wanted = formula(1.0, 37, 8.0)
+    for token, weight in weights().items():
+        assert math.isclose(weight, wanted[token], rel_tol=6e-4)
+    assert text_of(page, "#lesson-now").startswith("Not the model’s own numbers")
+    assert axe(page) == []
+    page.keyboard.press("Escape")
+    settle(page)
+    assert page.evaluate("() => kizukiPage.store.state.lesson") == ""
 
 
 # -- for everybody -----------------------------------------------------------------------------------

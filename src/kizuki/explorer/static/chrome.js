@@ -86,7 +86,7 @@ export function keyList(t) {
     group("keys_atlas", [[["←", "→"], "k_atlas_lr"], [["↑", "↓"], "k_atlas_ud"]]),
     group("keys_map", [[["←", "→"], "k_map_lr"], [["↑", "↓"], "k_map_ud"], [["+", "−", "0"], "k_map_zoom"], [["Shift", "←", "↑", "→", "↓"], "k_map_pan"]]),
     group("keys_scope", [[["←", "→", "Home", "End"], "k_strips"]]),
-    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "…", "6"], "k_tab"], [["r"], "k_dir"], [["w"], "k_unit"], [["m"], "k_measure"], [["p"], "k_pin"], [["c"], "k_compare"], [["t"], "k_tour"], [["/"], "k_search"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
+    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "…", "6"], "k_tab"], [["r"], "k_dir"], [["w"], "k_unit"], [["m"], "k_measure"], [["p"], "k_pin"], [["c"], "k_compare"], [["t"], "k_tour"], [["l"], "lesson"], [["/"], "k_search"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
   ];
 }
 
@@ -96,7 +96,8 @@ export function showProvenance(meta, language, t) {
   byId("facts").replaceChildren(...facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   const out = meta.layers.filter((info) => !info.full);
   const lines = [];
-  if (out.length === 0 && meta.missing.length === 0) lines.push(t(meta.read === undefined ? "left_out_none" : "left_out_live"));
+  const bare = meta.layers.filter((info) => info.full && info.value_dim === null).map((info) => info.layer);
+  if (out.length + meta.missing.length + bare.length === 0) lines.push(t("left_out_none"));
   if (out.length > 0) {
     const full = meta.layers.filter((info) => info.full).map((info) => info.layer).join(", ") || "–";
     const top = meta.top > 0 ? t("left_out_top", { k: meta.top }) : "";
@@ -105,6 +106,7 @@ export function showProvenance(meta, language, t) {
     for (const info of out) if (info.reason !== null) lines.push(t("refused", { layer: info.layer, reason: info.reason[language] }));
     if (unfit.length > 0) lines.push(t("command", { layer: unfit[0].layer, command: commandFor(meta, unfit[0].layer) }));
   }
+  if (bare.length > 0) lines.push(t("left_out_v", { layers: bare.join(", ") }));
   for (const { layer, reason } of meta.missing) lines.push(t("missing", { layer, reason }));
   const missing = ["entropy", "max", "distance", "other_distance", "first_key", "previous"].filter((name) => !meta.rows.includes(name));
   if (out.length > 0 && missing.length > 0) lines.push(t("left_out_rows", { names: missing.map((name) => t(name)).join(", ") }));

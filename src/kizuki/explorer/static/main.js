@@ -19,6 +19,7 @@ import { Compare } from "./compare.js";
 import { Pins } from "./pins.js";
 import { Save } from "./save.js";
 import { Tour } from "./tour.js";
+import { LessonMode } from "./lesson.js";
 import { Search, commandFor, fillWords, keyList, liveText, showProvenance } from "./chrome.js";
 import { attachKeys } from "./keys.js";
 import { darkNow, rememberChoice, startLanguage } from "./taste.js";
@@ -75,6 +76,7 @@ class Page {
     this.pins = new Pins(this);
     this.files = new Save(this);
     this.tour = new Tour(this);
+    this.lesson = new LessonMode(this);
     this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
@@ -372,7 +374,7 @@ class Page {
     }
     this.map.show({ state, ranges, margins: this.margins, table: this.colours, scale: this.scale });
     say(byId("map-title"), `${this.t("layer")} ${layer} · ${this.t("head")} ${head}`);
-    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin(), this.microscope.show(opened, state, signal), this.compare.show(opened, state, signal)]);
+    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin(), this.microscope.show(opened, state, signal), this.compare.show(opened, state, signal), this.lesson.show(opened, state, signal)]);
     if (signal.aborted) return;
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
     const mean = seen && Float32Array.from(received, (sum, j) => sum / Math.max(1, seen[j]));

@@ -104,7 +104,7 @@ export function showProvenance(meta, language, t) {
   const out = meta.layers.filter((info) => !info.full);
   const lines = [];
   const bare = meta.layers.filter((info) => info.full && info.value_dim === null).map((info) => info.layer);
-  if (out.length + meta.missing.length + bare.length === 0) lines.push(t(meta.read === undefined ? "left_out_none" : "left_out_live"));
+  if (out.length + meta.missing.length + bare.length === 0) lines.push(t("left_out_none"));
   if (out.length > 0) {
     const full = meta.layers.filter((info) => info.full).map((info) => info.layer).join(", ") || "–";
     const top = meta.top > 0 ? t("left_out_top", { k: meta.top }) : "";

@@ -16,7 +16,7 @@ from .atlas import Reader, rows_of
 from .budget import ROWS
 from .heads import Gone, Head, nobody_left
 from .kept import Kept
-from .tiles import TILE, Far
+from .tiles import TILE, Far, alone
 
 if TYPE_CHECKING:
     from kizuki.models import Run
@@ -191,7 +191,9 @@ class Answers:
 
     def _row(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         _, head, (query,) = self._head(parameters, query=self.queries)
-        weights, scores, check = head.row(query)
+        head.lse(query, query + 1)  # with all threads
+        with alone():
+            weights, scores, check = head.row(query)
         return {
             "query": query,
             "ok": check.ok,
@@ -214,7 +216,8 @@ class Answers:
 
     def _cell(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         _, head, (query, key) = self._head(parameters, query=self.queries, key=self.keys)
-        steps = head.alone.steps(query, key)
+        with alone():
+            steps = head.alone.steps(query, key)
 
         def number(reading: Any) -> float | None:
             return None if reading is None else float(reading[0, head.lane])

@@ -74,6 +74,7 @@ class Head:
         self.lane = 0 if self.direct else slot  # where this head is in `alone`
         self._lse = torch.full((self.queries,), math.nan, dtype=dtype)
         self._known = torch.zeros(-(-self.queries // LSE_ROWS), dtype=torch.bool)
+        self.sliceable = self.direct and self._sliceable()
         self.key_norm = float(torch.linalg.vector_norm(self.k, dim=-1).max()) if self.keys else 0.0
 
     @property
@@ -99,7 +100,7 @@ class Head:
 
     def lse(self, i0: int, i1: int, gone: Gone = nobody_left) -> Tensor:
         """L of rows i0 … i1, `[i1 − i0]`, natural logarithm."""
-        if self.queries * self.keys <= AT_ONCE or not self._sliceable(i0, i1):
+        if self.queries * self.keys <= AT_ONCE or not self.sliceable:
             if not bool(self._known.all()):
                 self._lse.copy_(self.alone.lse[0, self.lane])
                 self._known.fill_(True)
@@ -116,7 +117,7 @@ class Head:
             self._known[block] = True
         return self._lse[i0:i1]
 
-    def _sliceable(self, i0: int, i1: int) -> bool:
+    def _sliceable(self) -> bool:
         """Whether rows can be read as an A of their own: all keys visible, or causal from key 0 on."""
         if self.first is None or self.stop is None or bool(self.first.any()):
             return False

@@ -16,7 +16,10 @@ import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+import torch
 
 from . import bundle
 from .answers import Answers, QuestionError
@@ -68,6 +71,9 @@ def application(answers: Answers, token: str, port: int) -> Starlette:
         "main.js": (script, "text/javascript; charset=utf-8"),
     }
     places = asyncio.Semaphore(AT_ONCE)
+    threads = torch.get_num_threads()
+    # A thread takes its number of threads from whoever set one last, which may be a tile: so it is said to each.
+    workers = ThreadPoolExecutor(AT_ONCE, "kizuki answer", lambda: torch.set_num_threads(threads))
 
     def refuse(status: int, message: str) -> Response:
         """A short message and an id by which the log has more."""
@@ -118,7 +124,9 @@ def application(answers: Answers, token: str, port: int) -> Starlette:
             return refuse(400, "a parameter is given twice")
         gone = threading.Event()
         async with places:
-            work = asyncio.ensure_future(asyncio.to_thread(answers.ask, what, parameters, gone.is_set))
+            work = asyncio.get_running_loop().run_in_executor(
+                workers, answers.ask, what, parameters, gone.is_set
+            )
             try:
                 while not work.done():
                     await asyncio.wait({work}, timeout=LOOK_AGAIN)
@@ -144,6 +152,7 @@ def application(answers: Answers, token: str, port: int) -> Starlette:
         answers.reader.begin()
         yield
         await asyncio.to_thread(answers.reader.close)
+        workers.shutdown(wait=False, cancel_futures=True)
 
     async def fault(request: Request, error: Exception) -> Response:
         return refuse(500, "a fault of kizuki's own; the terminal says more")

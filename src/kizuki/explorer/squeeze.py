@@ -21,6 +21,7 @@ NAME = re.compile(r"[A-Za-z_$][\w$]*")
 VALUE_ENDS = re.compile(r"[\w$)\]}\"'`]$")  # behind one of these a slash divides
 BEFORE_REGEX = {"return", "typeof", "case", "of", "in"}
 BEFORE_BLOCK = {")", "=>", "else", "try", "finally", "do", "{", "}", ";", ""}
+HEADS = {"if", "for", "while", "switch"}
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 RESERVED = {"as", "do", "if", "in", "is", "of", "at", "by", "to"}
 
@@ -38,6 +39,7 @@ def squeeze(code: str) -> str:
     tokens = list(_tokens(code))
     _mark(tokens)
     _shorten(tokens)
+    tokens = list(_lighter(tokens))
     parts: list[str] = []
     for token in tokens:
         if token.gap and parts and _needed(parts[-1][-1], token.text[0], token.gap):
@@ -102,8 +104,7 @@ def _shorten(tokens: list[Token]) -> None:
         for before, text in pairwise(texts)
         if before in {"const", "let", "function", "class"} and NAME.fullmatch(text) and len(text) > 2
     }
-    arrows = zip(texts, texts[2:], strict=False)  # of one parameter
-    declared |= {name for name, after in arrows if after == "=>" and NAME.fullmatch(name) and len(name) > 2}
+    declared |= {name for name in _parameters(tokens) if len(name) > 2}
     uses: dict[str, list[tuple[Token, bool]]] = {name: [] for name in declared}
     for at, token in enumerate(tokens):
         earlier, before, name, after = texts[at : at + 2] + texts[at + 2 : at + 4]
@@ -124,6 +125,46 @@ def _shorten(tokens: list[Token]) -> None:
         short = next(free)
         for token, shorthand in uses[name]:
             token.text = f"{name}:{short}" if shorthand else short
+
+
+def _lighter(tokens: list[Token]) -> Iterator[Token]:
+    """`let` for `const`, which says something to people only; no brackets around an arrow's one parameter; no
+    semicolon before a brace closes, but where it is all that a loop or an `if` does."""
+    texts = [token.text for token in tokens]
+    bare = {
+        at
+        for at, token in enumerate(tokens)
+        if token.text == "("
+        and token.close == at + 2
+        and texts[at + 3 : at + 4] == ["=>"]
+        and NAME.fullmatch(texts[at + 1])
+    }
+    heads = {token.close for at, token in enumerate(tokens) if token.text == "(" and texts[at - 1] in HEADS}
+    for at, token in enumerate(tokens):
+        if at in bare or at - 2 in bare:
+            continue
+        if token.text == ";" and texts[at + 1 : at + 2] == ["}"] and at - 1 not in heads:
+            continue
+        text = "let" if token.text == "const" and texts[at - 1 : at] != ["."] else token.text
+        yield Token(text, tokens[at - 1].gap or " " if at - 1 in bare else token.gap)
+
+
+def _parameters(tokens: list[Token]) -> Iterator[str]:
+    """Names of functions' parameters; those that take an argument apart are left out."""
+    for at, token in enumerate(tokens):
+        if (
+            token.text != "("
+            or token.close + 1 >= len(tokens)
+            or tokens[token.close + 1].text not in {"=>", "{"}
+        ):
+            continue
+        if at > 0 and tokens[at - 1].text in HEADS:
+            continue
+        place = at + 1
+        while place < token.close:
+            if tokens[place - 1].text in {"(", ","} and NAME.fullmatch(tokens[place].text):
+                yield tokens[place].text
+            place = max(place, tokens[place].close) + 1  # over what stands in brackets
 
 
 def _needed(before: str, after: str, gap: str) -> bool:

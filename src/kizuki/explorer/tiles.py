@@ -10,7 +10,8 @@ zoom nearer than the one that is shown first is kept, and every farther one is h
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .heads import Gone, Head, Stale, nobody_left
+from .heads import CELLS, Gone, Head, Stale, nobody_left
 
 Floats = NDArray[np.float32]
 
@@ -60,6 +61,38 @@ def pooled(
     shape = -(-(i1 - i0) // block), -(-(j1 - j0) // block)
     mass, peak = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     sums = np.zeros(i1 - i0)
+    if head.direct:
+        head.lse(i0, i1, gone)  # with all threads, before the small parts
+    small = (i1 - i0) * (j1 - j0) <= CELLS
+    with alone() if small else nullcontext():
+        _fill(head, rows, keys, block, gone, mass, peak, sums)
+    mass /= counts(i1 - i0, block)[:, None]
+    return Picture(mass, peak, sums)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """torch works with one thread in here: a millisecond's work takes a hundred where threads wait for each other."""
+    threads = torch.get_num_threads()  # of this thread; others have their own
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _fill(
+    head: Head,
+    rows: tuple[int, int],
+    keys: tuple[int, int],
+    block: int,
+    gone: Gone,
+    mass: Floats,
+    peak: Floats,
+    sums: NDArray[np.float64],
+) -> None:
+    """Sums and largest weights of the blocks, chunk by chunk."""
+    (i0, i1), (j0, j1) = rows, keys
     for at, end in head.chunks(i0, i1, j1 - j0, block):
         if gone():
             raise Stale
@@ -80,8 +113,6 @@ def pooled(
         target = slice((at - i0) // block, (end - 1 - i0) // block + 1), slice(left, right)
         mass[target] += added.numpy()
         np.maximum(peak[target], largest.numpy(), out=peak[target])  # a NaN stays
-    mass /= counts(i1 - i0, block)[:, None]
-    return Picture(mass, peak, sums)
 
 
 def _joined(weights: Tensor, block: int, reduce: Callable[..., Tensor]) -> Tensor:

@@ -69,6 +69,7 @@ export function attachKeys(page) {
     else if (key === "p" || key === "P") page.pins.toggle();
     else if (key === "c") page.compare.toggle();
     else if (key === "w" && store.shape.words) store.set({ unit: store.state.unit === "word" ? "token" : "word" });
+    else if (key === "l") store.set({ lesson: "1" });
     else if (key === "t") page.tour.go(Number(store.state.tour) + 1);
     else if (key === "Escape" && store.state.tour) page.tour.end();
     else if (key === "/") page.search.open();

@@ -1,5 +1,5 @@
 // The page: one selection, four panels that follow it. Everything shown comes from its source (source.js).
-import { byId, h, legend, perFrame, say, visibleLabel } from "./dom.js";
+import { byId, h, legend, onClick, perFrame, say, visibleLabel } from "./dom.js";
 import { FLOOR, colourTable, cssColour, signedTable, weightScale } from "./colour.js";
 import { translator } from "./words.js";
 import { DEFAULTS, MEASURES, Store, parseHash } from "./store.js";
@@ -19,6 +19,7 @@ import { Compare } from "./compare.js";
 import { Pins } from "./pins.js";
 import { Save } from "./save.js";
 import { Tour } from "./tour.js";
+import { LessonMode } from "./lesson.js";
 import { Search, commandFor, fillWords, keyList, liveText, showProvenance } from "./chrome.js";
 import { attachKeys } from "./keys.js";
 import { darkNow, rememberChoice, startLanguage } from "./taste.js";
@@ -75,7 +76,8 @@ class Page {
     this.pins = new Pins(this);
     this.files = new Save(this);
     this.tour = new Tour(this);
-    this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token) }, (...args) => this.t(...args));
+    this.lesson = new LessonMode(this);
+    this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token), all: (tokens) => this.chooseAll(tokens) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
     this.data.listen(() => this.refreshSoon());
@@ -91,21 +93,21 @@ class Page {
       const [field, value] = button.dataset.set.split(" ");
       button.addEventListener("click", () => (field === "direction" ? this.turnTo(value) : store.set({ [field]: value })));
     }
-    byId("adding").addEventListener("click", () => this.setAdding(!this.adding));
-    byId("alone").addEventListener("click", () => this.store.set({ several: "" }));
+    onClick("adding", () => this.setAdding(!this.adding));
+    onClick("alone", () => this.store.set({ several: "" }));
     for (const button of document.querySelectorAll("[data-set^='unit']")) button.parentElement.hidden = !store.shape.words;
-    byId("zoom-in").addEventListener("click", () => this.map.zoom(1.6));
-    byId("zoom-out").addEventListener("click", () => this.map.zoom(1 / 1.6));
-    byId("zoom-fit").addEventListener("click", () => this.map.fit());
-    byId("help-open").addEventListener("click", () => this.openHelp());
-    byId("help-close").addEventListener("click", () => byId("help").close());
-    byId("language").addEventListener("click", () => {
+    onClick("zoom-in", () => this.map.zoom(1.6));
+    onClick("zoom-out", () => this.map.zoom(1 / 1.6));
+    onClick("zoom-fit", () => this.map.fit());
+    onClick("help-open", () => this.openHelp());
+    onClick("help-close", () => byId("help").close());
+    onClick("language", () => {
       this.language = this.language === "en" ? "ja" : "en";
       this.t = translator(this.language);
       rememberChoice("language", this.language);
       this.restyle();
     });
-    byId("theme").addEventListener("click", () => {
+    onClick("theme", () => {
       document.documentElement.dataset.theme = darkNow() ? "light" : "dark";
       rememberChoice("theme", document.documentElement.dataset.theme);
       this.restyle();
@@ -113,7 +115,7 @@ class Page {
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
     byId("atlas-twin").addEventListener("toggle", () => this.showAtlasTwin());
     byId("map-twin").addEventListener("toggle", () => this.showMapTwin());
-    byId("reading-rows").addEventListener("click", (event) => {
+    onClick("reading-rows", (event) => {
       const row = event.target.closest("tr");
       if (row) store.set({ [store.state.direction === "reads" ? "key" : "query"]: Number(row.dataset.token) });
     });
@@ -154,6 +156,10 @@ class Page {
       const at = list.length === 0 || list.includes(token) ? token : list[0];
       this.store.set({ [field]: at, several: this.several(list) });
     } else this.store.set({ [field]: token, several: "" });
+  }
+
+  chooseAll(tokens) {
+    this.store.set({ [this.field]: tokens[0], several: this.several(tokens.flatMap((token) => this.units.around(token))) });
   }
 
   chooseRange(from, to) {
@@ -372,7 +378,7 @@ class Page {
     }
     this.map.show({ state, ranges, margins: this.margins, table: this.colours, scale: this.scale });
     say(byId("map-title"), `${this.t("layer")} ${layer} · ${this.t("head")} ${head}`);
-    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin(), this.microscope.show(opened, state, signal), this.compare.show(opened, state, signal)]);
+    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin(), this.microscope.show(opened, state, signal), this.compare.show(opened, state, signal), this.lesson.show(opened, state, signal)]);
     if (signal.aborted) return;
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
     const mean = seen && Float32Array.from(received, (sum, j) => sum / Math.max(1, seen[j]));

@@ -10,6 +10,7 @@ export class Remote {
     this.meta = meta;
     this.transport = transport;
     this.cache = new Map();
+    this.heads = new Map();
     this.byLayer = new Map(meta.layers.map((layer) => [layer.layer, layer]));
     this.listeners = [];
     if (meta.read < meta.layers.length) this.follow();
@@ -66,9 +67,9 @@ export class Remote {
   }
 
   async head(layer, head) {
-    const name = `head ${layer} ${head}`;
-    if (this.opened?.name !== name) this.opened = { name, head: new RemoteHead(this, layer, head) };
-    return this.opened.head;
+    const name = `${layer} ${head}`; // one object a head: the panels tell by it whether a head is open already
+    if (!this.heads.has(name)) this.heads.set(name, new RemoteHead(this, layer, head));
+    return this.heads.get(name);
   }
 
   engine(receive) {

@@ -18,6 +18,7 @@ const OPTIONAL = {
   z: ["view", /^\d+(\.\d+)?_\d+(\.\d+)?_\d+(\.\d+)?$/], // left key, top query, cells across
   p: ["pins", /^[\w.-]+(~[\w.-]+)*$/],
   o: ["tour", /^\d{1,2}$/], // the step of the tour
+  e: ["lesson", /^1$/], // whether the lesson is open
 };
 export const BLANK = Object.fromEntries(Object.values(OPTIONAL).map(([name]) => [name, ""]));
 export const DEFAULTS = { direction: "reads", measure: "entropy", row: "entropy", pool: "mass", scale: "log", unit: "token", ...BLANK };

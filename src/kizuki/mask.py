@@ -32,8 +32,7 @@ class Bounds:
     visible, so that nothing remains to be evaluated.
 
     >>> import torch, kizuki
-    >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-    >>> A = kizuki.attend(x, x, causal=True)
+    >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2))
     >>> kizuki.masks.causal().bounds(A.problem).stop.tolist()  # of one batch, one head, four queries
     [[[1, 2, 3, 4]]]
     """
@@ -53,9 +52,8 @@ class Mask:
     """A rule saying which keys each query can see. Build one with the functions of masks.py.
 
     >>> import torch, kizuki
-    >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
     >>> rule = kizuki.masks.causal() & ~kizuki.masks.keys(torch.tensor([True, False, False, False]))
-    >>> kizuki.attend(x, x, mask=rule)[3]  # what is before it, without the first
+    >>> kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), mask=rule)[3]  # all before it but the first
     tensor([0.0000, 0.3333, 0.3333, 0.3333])
     """
 

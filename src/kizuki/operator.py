@@ -184,8 +184,7 @@ class AttentionMatrix(Linear):
         """Aᵀ: `A.T @ y` is what each key receives.
 
         >>> import torch, kizuki
-        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), causal=True)  # equal weights
         >>> A.T @ torch.ones(4, 1)  # what each key gives: its column's sum
         tensor([[2.0833],
                 [1.0833],
@@ -205,8 +204,7 @@ class AttentionMatrix(Linear):
         """Which kernel runs, and why; prints as one line.
 
         >>> import torch, kizuki
-        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), causal=True)  # equal weights
         >>> A.plan().backend
         'cpu'
         """
@@ -224,8 +222,7 @@ class AttentionMatrix(Linear):
         the bias.
 
         >>> import torch, kizuki
-        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), causal=True)  # equal weights
         >>> first, stop = A.visible_range()
         >>> stop.flatten().tolist()
         [1, 2, 3, 4]
@@ -296,8 +293,7 @@ class AttentionMatrix(Linear):
         Raises IndexError out of range, SizeError when the result is larger than `DENSE_LIMIT` weights.
 
         >>> import torch, kizuki
-        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), causal=True)  # equal weights
         >>> A[2], A[3, 0].item()
         (tensor([0.3333, 0.3333, 0.3333, 0.0000]), 0.25)
         """
@@ -307,8 +303,7 @@ class AttentionMatrix(Linear):
         """All of A, `[..., heads, queries, keys]`. Refuses above `limit` weights and says what to use instead.
 
         >>> import torch, kizuki
-        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), causal=True)  # equal weights
         >>> A.dense()
         tensor([[1.0000, 0.0000, 0.0000, 0.0000],
                 [0.5000, 0.5000, 0.0000, 0.0000],
@@ -365,8 +360,7 @@ class AttentionMatrix(Linear):
         `[..., heads, queries]`, float32 (float64 for float64). Differentiable once.
 
         >>> import torch, kizuki
-        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), causal=True)  # equal weights
         >>> A.lse  # ln 1, ln 2, ln 3, ln 4
         tensor([0.0000, 0.6931, 1.0986, 1.3863])
         """
@@ -386,8 +380,7 @@ class AttentionMatrix(Linear):
         Largest first, ties to the lower key. Where a row sees fewer than k keys: weight 0, key −1.
 
         >>> import torch, kizuki
-        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), causal=True)  # equal weights
         >>> weights, keys = A.topk(2)
         >>> weights[1], keys[1], keys[0]
         (tensor([0.5000, 0.5000]), tensor([0, 1]), tensor([ 0, -1]))
@@ -421,8 +414,7 @@ class AttentionMatrix(Linear):
         """The largest weight of each row, `[..., heads, queries]`; 0 for an empty row.
 
         >>> import torch, kizuki
-        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), causal=True)  # equal weights
         >>> A.max()
         tensor([1.0000, 0.5000, 0.3333, 0.2500])
         """
@@ -444,8 +436,7 @@ class AttentionMatrix(Linear):
         `last`: only over the last so many queries, which costs no more than their rows (what a KV cache is pruned by).
 
         >>> import torch, kizuki
-        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), causal=True)  # equal weights
         >>> A.received(), A.received("mean")
         (tensor([2.0833, 1.0833, 0.5833, 0.2500]), tensor([0.5208, 0.3611, 0.2917, 0.2500]))
         """
@@ -458,8 +449,7 @@ class AttentionMatrix(Linear):
         Query i lies in pixel row ⌊i·rows/queries⌋, key j in column ⌊j·cols/keys⌋.
 
         >>> import torch, kizuki
-        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), causal=True)  # equal weights
         >>> A.pool(2, 2)
         tensor([[1.0000, 0.0000],
                 [0.5833, 0.4167]])
@@ -473,8 +463,7 @@ class AttentionMatrix(Linear):
         A first key that soaks up weight (a sink) inflates it: read it beside `A[..., 0]`.
 
         >>> import torch, kizuki
-        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
-        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), causal=True)  # equal weights
         >>> A.distance()
         tensor([0.0000, 0.5000, 1.0000, 1.5000])
         """

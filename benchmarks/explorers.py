@@ -6,8 +6,8 @@
 For every text and explorer: the page is made by one process and opened by another, each with a time and a memory
 limit, so that one that dies or hangs is a row of the table and no more. Measured are the page's size, the seconds to
 make it, from navigation to the browser's first contentful paint and until what the explorer draws first is there
-(`READY`), the JS heap, the resident memory of all of Chromium's processes (their sum, so shared pages count more than
-once), the DOM's nodes, and how long the page takes to answer. Printed: one JSON line a cell, then a Markdown table.
+(`READY`), the JS heap, the memory of all of Chromium's processes (of shared pages each its part), the
+DOM's nodes, and how long the page takes to answer. Printed: one JSON line a cell, then a Markdown table.
 Chromium runs with the network cut. Build seconds are of one cold process, its imports included.
 
 The texts are the sample text again and again, read by SmolLM2 (one layer of nine heads by default, the most favourable
@@ -54,16 +54,16 @@ CDN = {
     "https://cdnjs.cloudflare.com/ajax/libs/d3/5.7.0/d3.min.js": "d3.min.js",
     "https://cdnjs.cloudflare.com/ajax/libs/jquery/2.0.0/jquery.min.js": "jquery.min.js",
 }
-# What is looked for in a page before it counts as ready: the first thing that shows the attention.
+# What is looked for in a page before it counts as ready: the first weights, as a row with numbers, lines or a map.
 READY = {
-    "kizuki page": "() => [...document.querySelectorAll('canvas')].some((c) => c.width > 1 && c.offsetParent !== null)",
+    "kizuki page": "() => document.querySelectorAll('#reading-rows tr').length > 0",
     "bertviz": "() => document.querySelectorAll('svg line').length > 0",
     "circuitsvis": "() => document.querySelectorAll('canvas, img').length > 0",
     "attnview": "() => document.querySelectorAll('canvas, svg, table, .cell').length > 0",
 }
 READY["kizuki served"] = READY["kizuki page"]
 READY["bertviz with its CDN"] = READY["bertviz"]
-# From each one's own documentation, for the layers and heads it was given.
+# From each one's own documentation and its page.
 READS = {
     "kizuki page": "any weight with its digits, rows, columns, whole map, row statistics, q·k; all layers and heads",
     "kizuki served": "the same, computed as it is looked at",
@@ -74,14 +74,8 @@ READS = {
 }
 READS["bertviz with its CDN"] = READS["bertviz"]
 NUMBERS = {
-    "page_mb": 2,
-    "make_s": 1,
-    "paint_s": 2,
-    "ready_s": 2,
-    "heap_mb": 0,
-    "rss_mb": 0,
-    "nodes": 0,
-}  # and digits
+    "page_mb": 2, "make_s": 1, "paint_s": 2, "ready_s": 2, "heap_mb": 0, "memory_mb": 0, "nodes": 0,
+}  # and their digits  # fmt: skip
 PEERS = ("bertviz", "bertviz with its CDN", "circuitsvis", "attnview")
 ALL = ("kizuki page", "kizuki served", *PEERS, "transformer explainer")
 
@@ -181,7 +175,7 @@ def served(args: argparse.Namespace, folder: str, tokens: int) -> dict[str, Any]
             address = line.strip()
         row = {"page_mb": None, "make_s": time.perf_counter() - began}
         row |= opened(args, "kizuki served", address, tokens)
-        return row | {"server_rss_mb": resident(server.pid) / MB}
+        return row | {"server_mb": resident(server.pid) / MB}
     finally:
         stop.cancel()
         end(server)
@@ -238,8 +232,8 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def resident(pid: int, named: str = "") -> int:
-    """Bytes of a process and all below it that are called so; pages they share are counted in each."""
+def resident(pid: int) -> int:
+    """Bytes of a process and all below it; pages they share are counted in each."""
     import psutil
 
     total = 0
@@ -247,12 +241,27 @@ def resident(pid: int, named: str = "") -> int:
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
             try:
-                total += process.memory_info().rss if process.name().startswith(named) else 0
+                total += process.memory_info().rss
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue
     except psutil.NoSuchProcess:
         pass
     return total
+
+
+def held(named: str) -> float:
+    """MB of this process's children of a name: of shared pages each has its part (Linux' PSS; elsewhere USS)."""
+    import psutil
+
+    total = 0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.name().startswith(named):
+                found = process.memory_full_info()
+                total += getattr(found, "pss", found.uss)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return total / MB
 
 
 # -- the steps, each in a process of its own ---------------------------------------------------------
@@ -413,7 +422,7 @@ def look(name: str, address: str, args: argparse.Namespace) -> dict[str, Any]:
         row |= {
             "heap_mb": metrics["JSHeapUsedSize"] / MB,
             "nodes": metrics["Nodes"],
-            "rss_mb": resident(os.getpid(), "chrom") / MB,
+            "memory_mb": held("chrom"),
         }
         browser.close()
     return row
@@ -425,8 +434,8 @@ def look(name: str, address: str, args: argparse.Namespace) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     names = (
-        "tokens", "explorer", "opens", "page MB", "made s", "paint s", "ready s", "JS heap MB", "RSS MB", "DOM nodes",
-        "what can be read off",
+        "tokens", "explorer", "opens", "page MB", "made s", "paint s", "ready s", "JS heap MB", "browser MB",
+        "DOM nodes", "what can be read off",
     )  # fmt: skip
     lines = [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
     for row in rows:

@@ -144,6 +144,35 @@ def test_pooled_cells_are_the_blocks_of_the_weights(long, pool, span, monkeypatc
         assert shown in all_text(figure(long, 1, queries=span[0], keys=span[1]).svg())
 
 
+@pytest.mark.parametrize("span", [None, (1, 4)])
+def test_joined_cells_are_the_rows_of_the_words(span):
+    spans = [(0, 1)] * 3 + [(1, 2)] * 2 + [(2, 3), (3, 4)] + [(4, 5)] * 2 + [(5, 8), (8, 10)] + [(9, 10)] * 2
+    labels = ["?"] * 9 + ["ok"] + ["?"] * 3
+    tokens = Tokens("東京メトロ ok 😀", list(range(13)), spans, labels, [False] * 13)
+    recording = recorded(batch=1)
+    recording.tokens = tokens
+    words = kizuki.models.join(tokens, "word")
+    assert words.labels == ["東京", "メトロ", "ok", "😀"]
+    made = recording.figure(1, 2, unit="word", keys=span)
+    first, end = span or (0, 4)
+    rows = torch.stack([words.row(recording[1], g)[0, 2] for g in range(4)])
+    np.testing.assert_allclose(made.cells.values, rows[:, first:end].numpy(), rtol=1e-5, atol=1e-8)
+    assert [made.cells.cols.label(cell) for cell in range(end - first)] == words.labels[first:end]
+    text = all_text(made.svg())
+    assert "tokens joined (sum over keys, mean over queries)" in text
+    if span is not None:
+        left = recording[1][0, 2][:, words.starts[1] :].sum(1).mean()
+        assert made.cells.shown == pytest.approx(float(left), rel=1e-5)
+        assert f"{100 * left:.1f}\u00a0% of the weight shown" in text
+    with pytest.raises(FigureError, match="4 words are more than pixels=3"):
+        recording.figure(1, 2, unit="word", pixels=3)
+    with pytest.raises(FigureError, match="pool is 'peak', and words are joined by mass"):
+        recording.figure(1, 2, unit="word", pool="peak")
+    recording.tokens = None
+    with pytest.raises(RecordError, match="the recording has no tokens of this text"):
+        recording.figure(1, 2, unit="word")
+
+
 def all_text(svg: str) -> str:
     return " ".join(node.text or "" for node in ET.fromstring(svg.encode()).iter(f"{SVG}text"))
 
@@ -156,7 +185,7 @@ def test_the_svg_is_xml_with_every_cell_where_it_belongs(one):
     words = [node.text for node in root.iter(f"{SVG}text")]
     odd = ("<b>", "&amp;", '"', "]]>", "U+0000", "U+D83D", "東 1/3", "😀", "a\u0301")
     assert set(odd) < set(words)
-    assert "キー（読まれるトークン）" in words
+    assert "キー（読まれる側）" in words
     assert any(word and word.startswith("xxx") and word.endswith("…") for word in words)
 
     weights = one[1][0, 2].numpy()

@@ -23,6 +23,9 @@ def figure(
         str | None, typer.Option(help="The queries shown, such as 0-39.", show_default="all")
     ] = None,
     keys: Annotated[str | None, typer.Option(help="The keys shown, likewise.", show_default="all")] = None,
+    unit: Annotated[
+        str, typer.Option(help="token, or word or character: their tokens joined; the spans count those.")
+    ] = "token",
     pool: Annotated[str, typer.Option(help="What a cell of several tokens holds: mass or peak.")] = "mass",
     pixels: Annotated[int, typer.Option(help="Cells a side at most; more tokens are pooled.")] = 512,
     scale: Annotated[str, typer.Option(help="log or linear.")] = "log",
@@ -62,7 +65,9 @@ def figure(
         "language": lang,
     }
     # What the words may be is checked there, so that the command line and Python say the same.
-    made: Any = opened(recording, layers=[named]).figure(named, head, **cast("FigureOptions", options))
+    made: Any = opened(recording, layers=[named]).figure(
+        named, head, unit=cast(Any, unit), **cast("FigureOptions", options)
+    )
     made.save(target)
     typer.echo(out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch import Tensor
 
@@ -21,13 +21,23 @@ if TYPE_CHECKING:
 class Saves:
     """The methods of a `Recording` that make figures and tables of one head."""
 
-    def figure(self, layer: Layer, head: int, *, batch: int = 0, **options: Unpack[FigureOptions]) -> Figure:
+    def figure(
+        self,
+        layer: Layer,
+        head: int,
+        *,
+        batch: int = 0,
+        unit: Literal["token", "word", "character"] = "token",
+        **options: Unpack[FigureOptions],
+    ) -> Figure:
         """One head as a `kizuki.explorer.figures.Figure`: `.save(path)`, or `.cells.values` for a plot of your own.
 
         Args:
             layer: one of the recorded layers.
             head: a head of the model, counted from 0.
             batch: which text of a batch. Names stand at the axes where `recording.tokens` are of this text.
+            unit: what a cell is: a token, or the tokens of a word or character joined, as `kizuki.models.join` says
+                (sum over keys, mean over queries); then queries and keys count those.
             options: queries, keys, pool, pixels, scale, dark, width, font_pt, font, dpi, title, language; see
                 `kizuki.explorer.figures.figure`.
 
@@ -47,6 +57,9 @@ class Saves:
         """
         from kizuki.explorer.figures import figure
 
+        from .rule import RecordError
+        from .words import join
+
         recording = cast("Recording", self)
         matrix = one_head(recording, layer, head, batch)
         tokens, versions = recording.tokens, recording.versions or {}
@@ -60,7 +73,13 @@ class Saves:
             "checked": recording.checked(layer),
             **({"recorded_with": versions} if versions else {}),
         }
-        return figure(matrix, labels=tokens.labels if known and tokens else None, about=about, **options)
+        if unit == "token":
+            return figure(matrix, labels=tokens.labels if known and tokens else None, about=about, **options)
+        if tokens is None or not known:
+            raise RecordError(
+                f"recording: unit is {unit!r} but the recording has no tokens of this text; set recording.tokens"
+            )
+        return figure(matrix, words=join(tokens, unit), about={**about, "unit": unit}, **options)
 
     def save_svg(
         self,
@@ -69,13 +88,14 @@ class Saves:
         head: int,
         *,
         batch: int = 0,
+        unit: Literal["token", "word", "character"] = "token",
         **options: Unpack[FigureOptions],
     ) -> Path:
         """One head as an SVG file: text is text, up to 64 × 64 cells are vector, more are one embedded picture.
 
         Args:
             path: the file, `….svg`; one that is there is replaced, at once and only when complete.
-            layer, head, batch, options: as for `figure`.
+            layer, head, batch, unit, options: as for `figure`.
 
         Returns:
             The path.
@@ -91,7 +111,7 @@ class Saves:
             >>> recording.save_svg("head.svg", 13, 8, width="85mm", queries=(0, 9), keys=(0, 9)).name
             'head.svg'
         """
-        return self._save(path, ".svg", layer, head, batch, options)
+        return self._save(path, ".svg", layer, head, batch, unit, options)
 
     def save_png(
         self,
@@ -100,6 +120,7 @@ class Saves:
         head: int,
         *,
         batch: int = 0,
+        unit: Literal["token", "word", "character"] = "token",
         **options: Unpack[FigureOptions],
     ) -> Path:
         """One head as a PNG file of `dpi` dots an inch; needs Pillow (the extra `explorer`). Else as `save_svg`.
@@ -114,7 +135,7 @@ class Saves:
             >>> recording.save_png("head.png", 13, 8, dpi=150).name
             'head.png'
         """
-        return self._save(path, ".png", layer, head, batch, options)
+        return self._save(path, ".png", layer, head, batch, unit, options)
 
     def save_csv(
         self,
@@ -123,6 +144,7 @@ class Saves:
         head: int,
         *,
         batch: int = 0,
+        unit: Literal["token", "word", "character"] = "token",
         **options: Unpack[FigureOptions],
     ) -> Path:
         """One head as CSV, a row a cell: query_first, query_last, query_text, key_first, key_last, key_text, weight.
@@ -137,7 +159,7 @@ class Saves:
             >>> recording.save_csv("head.csv", 13, 8).name
             'head.csv'
         """
-        return self._save(path, ".csv", layer, head, batch, options)
+        return self._save(path, ".csv", layer, head, batch, unit, options)
 
     def save_json(
         self,
@@ -146,6 +168,7 @@ class Saves:
         head: int,
         *,
         batch: int = 0,
+        unit: Literal["token", "word", "character"] = "token",
         **options: Unpack[FigureOptions],
     ) -> Path:
         """One head as JSON: where it came from, `rows` and `cols` with their tokens, and `values` row by row.
@@ -159,7 +182,7 @@ class Saves:
             >>> recording.save_json("head.json", 13, 8).name
             'head.json'
         """
-        return self._save(path, ".json", layer, head, batch, options)
+        return self._save(path, ".json", layer, head, batch, unit, options)
 
     def save_parquet(
         self,
@@ -168,6 +191,7 @@ class Saves:
         head: int,
         *,
         batch: int = 0,
+        unit: Literal["token", "word", "character"] = "token",
         **options: Unpack[FigureOptions],
     ) -> Path:
         """The columns of `save_csv` as Parquet; needs pyarrow (the extra `survey`). Else as `save_svg`.
@@ -181,7 +205,7 @@ class Saves:
             >>> recording.save_parquet("head.parquet", 13, 8).name
             'head.parquet'
         """
-        return self._save(path, ".parquet", layer, head, batch, options)
+        return self._save(path, ".parquet", layer, head, batch, unit, options)
 
     def _save(
         self,
@@ -190,6 +214,7 @@ class Saves:
         layer: Layer,
         head: int,
         batch: int,
+        unit: Literal["token", "word", "character"],
         options: FigureOptions,
     ) -> Path:
         from kizuki.explorer.figures import FigureError, check_target
@@ -197,7 +222,7 @@ class Saves:
         target = check_target(path)
         if Path(path).suffix.lower() != ending:
             raise FigureError(f"recording.save_{ending[1:]}: {path}: give a name that ends in {ending}")
-        return self.figure(layer, head, batch=batch, **options).save(target)
+        return self.figure(layer, head, batch=batch, unit=unit, **options).save(target)
 
 
 def one_head(recording: Recording, layer: Layer, head: int, batch: int = 0) -> AttentionMatrix:

@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kizuki import AttentionMatrix
+    from kizuki.models import Words
 
 Floats = NDArray[np.float32]
 Pool = Literal["mass", "peak"]
@@ -36,6 +39,7 @@ class Axis:
         starts: the first token of each cell, and behind the last cell the end, `[cells + 1]`.
         total: how many queries (or keys) the head has.
         labels: a name for each token of the head, or None where nobody said them.
+        names: a name for each cell, where tokens were joined into words.
 
     Example:
         >>> import torch
@@ -50,9 +54,15 @@ class Axis:
     starts: NDArray[np.int64]
     total: int
     labels: Sequence[str] | None = None
+    names: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.starts) - 1
+
+    @property
+    def named(self) -> bool:
+        """Whether each cell has a name: it is one token whose name is known, or one word."""
+        return self.names is not None or (self.exact and self.labels is not None)
 
     @property
     def exact(self) -> bool:
@@ -76,9 +86,14 @@ class Axis:
     def label(self, cell: int) -> str:
         """The name of a cell's token; of its first and last where it holds several, "" where names are not known."""
         first, end = self.span(cell)
-        if self.labels is None:
+        if self.names is not None:
+            name = self.names[cell]
+        elif self.labels is not None:
+            name = (
+                self.labels[first] if end == first + 1 else f"{self.labels[first]} … {self.labels[end - 1]}"
+            )
+        else:
             return ""
-        name = self.labels[first] if end == first + 1 else f"{self.labels[first]} … {self.labels[end - 1]}"
         return HALVES.sub(lambda found: f"U+{ord(found[0]):04X}", name)
 
     def sizes(self) -> str:
@@ -97,6 +112,7 @@ class Cells:
             ("mass"), or the largest weight in it ("peak").
         rows, cols: the queries and the keys.
         pool: "mass" or "peak"; None where every cell is one weight.
+        joined: whether cells are words: "mass" over their tokens.
         shown: how much of the weight of the shown queries lies on the shown keys, their mean; None where nothing
             is cut off.
         about: where it came from.
@@ -116,6 +132,7 @@ class Cells:
     pool: Pool | None
     shown: float | None
     about: dict[str, Any] = field(default_factory=dict)
+    joined: bool = False
 
 
 def read(
@@ -155,6 +172,45 @@ def read(
         made, sums = _blocks(matrix, at, rows, cols, pool if block > 1 else "mass")
         shown = float(np.mean(sums)) if cols.cut else None
     return Cells(made, rows, cols, pool if block > 1 else None, shown, about)
+
+
+def join(
+    matrix: AttentionMatrix,
+    head: int,
+    batch: int,
+    queries: Span | None,
+    keys: Span | None,
+    most: int,
+    words: Words,
+    about: dict[str, Any],
+) -> Cells:
+    """The cells of one head, each a word's queries and a word's keys; `queries` and `keys` count words."""
+    tokens, count = len(words.groups), len(words)
+    if tuple(matrix.shape[-2:]) != (tokens, tokens):
+        raise FigureError(
+            f"figure: words are of {tokens} tokens but A is {matrix.shape[-2]} × {matrix.shape[-1]}; give those of its "
+            "text"
+        )
+    row, col = (_span(name, span, count) for name, span in (("queries", queries), ("keys", keys)))
+    wide = max(row[1] - row[0], col[1] - col[0])
+    if wide > most:
+        raise FigureError(
+            f"figure: {wide} words are more than pixels={most}; show some with queries= and keys=, or tokens, "
+            "which are pooled"
+        )
+    starts = np.asarray([*words.starts, tokens], np.int64)
+    rows, cols = (
+        Axis(starts[first : end + 1], tokens, names=words.labels[first:end]) for first, end in (row, col)
+    )
+
+    def numbered(first: int, end: int) -> Tensor:
+        return (words.groups - first).masked_fill((words.groups < first) | (words.groups >= end), -1)
+
+    at = (batch, head)[4 - len(matrix.shape) :]
+    values = matrix.mass(numbered(*col), rows=numbered(*row))[at].to("cpu").numpy().astype(np.float32)
+    sums = values.astype(np.float64).sum(1)
+    shown = float(np.average(sums, weights=np.diff(rows.starts))) if cols.cut else None
+    return Cells(values, rows, cols, "mass", shown, about, joined=True)
 
 
 def _own(labels: Sequence[str] | None, total: tuple[int, int]) -> Sequence[str] | None:

@@ -75,6 +75,7 @@ def _em(char: str) -> float:
 
 def shortened(text: str, room: float, size: float, width: Width) -> str:
     """The text, or its beginning and "…" where it is wider than the room."""
+    room += 1e-6 * size  # room is often the width of the longest name, give or take a rounding
     if width(text, size) <= room:
         return text
     while text and width(f"{text}…", size) > room:

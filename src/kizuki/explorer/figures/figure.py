@@ -16,13 +16,14 @@ from ... import files
 from .. import bundle
 from ..colour import Scale
 from . import bitmap, tables
-from .cells import Cells, FigureError, Pool, Span, read
+from .cells import Cells, FigureError, Pool, Span, join, read
 from .drawing import MM, guessed
 from .layout import WORDS, Style, described, draw
 from .svg import svg, writable
 
 if TYPE_CHECKING:
     from kizuki import AttentionMatrix
+    from kizuki.models import Words
 
 KINDS = (".svg", ".png", ".csv", ".json", ".parquet")
 UNITS = {"mm": MM, "cm": 10 * MM, "in": 72.0, "pt": 1.0}
@@ -133,6 +134,7 @@ def figure(
     *,
     batch: int = 0,
     labels: Sequence[str] | None = None,
+    words: Words | None = None,
     about: dict[str, Any] | None = None,
     queries: Span | None = None,
     keys: Span | None = None,
@@ -156,6 +158,8 @@ def figure(
         matrix: A, `[batch, heads, queries, keys]`, or without its first axes.
         head, batch: which, counted from 0.
         labels: a name for each key, such as `recording.tokens.labels`; the queries are the last of them.
+        words: tokens joined into words, `kizuki.models.join(tokens)`: a cell is then the sum over a word's keys, the
+            mean over its queries, and rows still sum to 1. `queries` and `keys` count words.
         about: where it came from, for the file's metadata.
         queries, keys: the tokens shown, `(first, end)`, end exclusive; None = all. The figure then says how much of
             the weight it shows.
@@ -199,7 +203,12 @@ def figure(
     _check(pool=pool, pixels=pixels, scale=scale, language=language, font_pt=font_pt, dpi=dpi)
     known = dict(about or {})
     known.setdefault("head", head)
-    cells = read(matrix, head, batch, queries, keys, pixels, pool, labels, known)
+    if words is None:
+        cells = read(matrix, head, batch, queries, keys, pixels, pool, labels, known)
+    elif pool == "mass":
+        cells = join(matrix, head, batch, queries, keys, pixels, words, known)
+    else:
+        raise FigureError(f"figure: pool is {pool!r}, and words are joined by mass; leave one of them out")
     named = _title(known, language) if title is None else title
     return Figure(cells, Style(points(width), font_pt, Scale(scale), dark, language, named), dpi, font)
 

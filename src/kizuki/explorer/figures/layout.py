@@ -21,8 +21,8 @@ NOT_A_NUMBER = (128, 128, 128)
 
 WORDS = {
     "en": {
-        "keys": "key (the token that is read)",
-        "queries": "query (the token that reads)",
+        "keys": "key (what is read)",
+        "queries": "query (what reads)",
         "query": "query",
         "key_numbers": "key (token number)",
         "query_numbers": "query (token number)",
@@ -34,12 +34,13 @@ WORDS = {
         "pooled": "pooled {rows} × {cols} tokens a cell",
         "shown": "{percent} of the weight shown",
         "below": "unpainted below {floor}",
+        "joined": "tokens joined (sum over keys, mean over queries)",
         "nan": "grey: not a number",
         "of": "queries {rows} and keys {cols} of {total}",
     },
     "ja": {
-        "keys": "キー（読まれるトークン）",
-        "queries": "クエリ（読むトークン）",
+        "keys": "キー（読まれる側）",
+        "queries": "クエリ（読む側）",
         "query": "クエリ",
         "key_numbers": "キー（トークン番号）",
         "query_numbers": "クエリ（トークン番号）",
@@ -51,6 +52,7 @@ WORDS = {
         "pooled": "1 マス = {rows} × {cols} トークン",
         "shown": "表示中の重み {percent}",
         "below": "{floor} 未満は塗らない",
+        "joined": "トークンをまとめて表示（キーは和、クエリは平均）",
         "nan": "灰色: 数ではない値（NaN）",
         "of": "{total} トークンのうちクエリ {rows}、キー {cols}",
     },
@@ -116,8 +118,8 @@ def draw(cells: Cells, style: Style, width: Width) -> Drawing:
 def notes(cells: Cells, style: Style) -> list[str]:
     """What must be said of the picture: the scale, the pooling, what is cut off, what is not painted."""
     words = WORDS[style.language]
-    found = [words[cells.pool or "weight"], words[style.scale.kind]]
-    if cells.pool is not None:
+    found = [words["joined" if cells.joined else cells.pool or "weight"], words[style.scale.kind]]
+    if cells.pool is not None and not cells.joined:
         found.append(words["pooled"].format(rows=cells.rows.sizes(), cols=cells.cols.sizes()))
     if cells.rows.cut or cells.cols.cut:
         spans = {
@@ -163,7 +165,7 @@ def _across(cells: Cells, room: float, style: Style, width: Width) -> tuple[floa
     font = style.font
     numbers = width(str(cells.rows.total), 0.9 * font) + 0.4 * font
     left = numbers
-    if cells.rows.exact and cells.rows.labels is not None:
+    if cells.rows.named:
         names = [cells.rows.label(row) for row in range(len(cells.rows))]
         left = min(ROOM * font, max(width(name, font) for name in names)) + 0.4 * font
         pitch = (room - left) / len(cells.cols)
@@ -171,7 +173,7 @@ def _across(cells: Cells, room: float, style: Style, width: Width) -> tuple[floa
             left = numbers
     side = room - left
     size = min(font, 0.92 * side / len(cells.cols))
-    named = cells.cols.exact and cells.cols.labels is not None and size >= SMALLEST
+    named = cells.cols.named and size >= SMALLEST
     return left, side, size if named else 0.0
 
 
@@ -181,7 +183,7 @@ def _rows(
     """The queries beside their rows; whether by name."""
     pitch = high / len(axis)
     size = min(style.font, 0.92 * pitch)
-    if axis.exact and axis.labels is not None and size >= SMALLEST:
+    if axis.named and size >= SMALLEST:
         for row in range(len(axis)):
             name = shortened(axis.label(row), left - 0.4 * style.font, size, width)
             drawing.marks.append(
@@ -262,6 +264,7 @@ def described(cells: Cells, style: Style) -> dict[str, Any]:
         "queries": [int(cells.rows.starts[0]), int(cells.rows.starts[-1])],
         "keys": [int(cells.cols.starts[0]), int(cells.cols.starts[-1])],
         "pool": cells.pool,
+        "joined": cells.joined,
         "tokens_a_cell": [cells.rows.sizes(), cells.cols.sizes()],
         "weight_shown": cells.shown,
         "scale": style.scale.kind,

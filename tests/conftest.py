@@ -33,3 +33,6 @@ def sample_text() -> str:
     from kizuki.look import sample
 
     return sample()
+
+
+from pages import browser, show  # noqa: E402, F401  fixtures; after the environment is set above

@@ -8,21 +8,19 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pages import Recorded, make_run, matrix, settle, table, text_of
 
 import kizuki
 from kizuki.explorer import PageError, bundle, check_writable, export, write_page
 from kizuki.explorer.budget import BudgetError, LayerSize, plan
 from kizuki.models import RecordError
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 MARKUP = [
     '</script><img src=x onerror="document.title=1">',
     "<!--",
@@ -34,59 +32,6 @@ MARKUP = [
 ]
 
 
-class Recorded:
-    """A recording made of given matrices: what `write_page` asks of one."""
-
-    def __init__(self, matrices: dict[int, kizuki.AttentionMatrix | RecordError]) -> None:
-        self.matrices = matrices
-        self.layers = tuple(matrices)
-        self.heads = None
-        self.model_name = "random numbers"
-        self.versions = None
-
-    def __getitem__(self, layer: int) -> kizuki.AttentionMatrix:
-        matrix = self.matrices[layer]
-        if isinstance(matrix, RecordError):
-            raise matrix
-        return matrix
-
-    def rule(self, layer: int) -> str:
-        return "causal"
-
-
-def make_run(
-    matrices: dict[int, Any], words: list[str] | None = None, predictions: Any = "some", kind: str = "decoder"
-) -> Any:
-    count = next(m for m in matrices.values() if not isinstance(m, RecordError)).shape[-1]
-    labels = words or [f"w{i} " for i in range(count)]
-    ends = np.cumsum([len(label) for label in labels]).tolist()
-    if predictions == "some":
-        predictions = [[(i, f"next {i}", 0.5), (i + 1, "<i>", 0.25)] for i in range(count)]
-    return SimpleNamespace(
-        tokens=SimpleNamespace(
-            text="".join(labels),
-            ids=list(range(count)),
-            offsets=list(zip([0, *ends[:-1]], ends, strict=True)),
-            labels=labels,
-            special=[False] * count,
-        ),
-        recording=Recorded(matrices),
-        predictions=predictions,
-        note="",
-        seconds={"forward": 0.25},
-        source=SimpleNamespace(name="random", kind=kind, origin=str(Path("somewhere", "private").absolute())),
-    )
-
-
-def matrix(
-    count: int = 37, heads: int = 4, kv_heads: int = 2, dim: int = 6, seed: int = 1, **options: Any
-) -> kizuki.AttentionMatrix:
-    make = torch.Generator().manual_seed(seed)
-    query = 2 * torch.randn(1, heads, count, dim, generator=make)
-    key = 2 * torch.randn(1, kv_heads, count, dim, generator=make)
-    return kizuki.attend(query, key, **({"causal": True} | options))
-
-
 def meta_of(path: Path) -> dict[str, Any]:
     text = path.read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(re.search(r'id="kz-meta">(.*?)</script>', text, re.S)[1])  # type: ignore[index]
@@ -94,7 +39,7 @@ def meta_of(path: Path) -> dict[str, Any]:
 
 
 def without_data(text: str) -> str:
-    return re.sub(r'<script type="text/plain" id="kz-(?!worker)[^>]*>[^<]*</script>', "", text)
+    return re.sub(r'<script type="text/plain" id="kz-[^>]*>[^<]*</script>', "", text)
 
 
 # -- the file ----------------------------------------------------------------------------------------
@@ -105,10 +50,7 @@ def test_the_front_end_is_small_and_names_no_network_address(tmp_path: Path) -> 
         tmp_path / "page.html", make_run({0: matrix()}, words=[*MARKUP, *"abcdefghijklmnopqrstuvwxyzABCD"])
     )
     text = without_data(path.read_text(encoding="utf-8"))
-    assert (
-        len((bundle.script("main.js") + bundle.script("worker.js") + bundle.read("page.css")).encode())
-        <= 150_000
-    )
+    assert len((bundle.script("main.js") + bundle.style("page.css")).encode()) <= 150_000
     assert not re.findall(r"\b(?:https?|wss?|ftp)://|//[a-z0-9-]+\.[a-z]|@import|url\(", text)
     ours = re.sub(r'id="kz-meta">.*?</script>', "", text, flags=re.S)
     assert not re.findall(r"\bsrc=|<iframe|<object|<embed|rel=.?stylesheet", ours)
@@ -122,11 +64,10 @@ def test_the_front_end_is_small_and_names_no_network_address(tmp_path: Path) -> 
 
 
 def test_the_modules_join_into_one_script() -> None:
-    for entry in ("main.js", "worker.js"):
-        script = bundle.script(entry)
-        assert not re.search(r"^\s*(import|export)\b", script, re.M)
-        assert "</script" not in script
-        assert "<!--" not in script
+    script = bundle.script("main.js")
+    assert not re.search(r"\b(import|export)[ {]", script)
+    assert "</script" not in script
+    assert "<!--" not in script
 
 
 @pytest.mark.skipif(shutil.which("node") is None and not os.environ.get("CI"), reason="node is not installed")
@@ -269,83 +210,6 @@ def _only_errors() -> Any:
 # -- the page in a browser ---------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        if os.environ.get("CI"):
-            pytest.fail("chromium is not installed, and CI must run the browser tests")
-        pytest.skip("chromium is not installed")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def show(browser: Any) -> Iterator[Any]:
-    """Opens a page, waits until its head is drawn; afterwards no error and no request may have happened."""
-    contexts, troubles = [], []
-
-    def opened(
-        path: Path,
-        at: str = "",
-        width: int = 1280,
-        locale: str = "en-US",
-        theme: str = "light",
-        script: str = "",
-    ) -> Any:
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, locale=locale, color_scheme=theme
-        )
-        contexts.append(context)
-        context.add_init_script(script)
-        page = context.new_page()
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda message: troubles.append(message.text))
-        page.on(
-            "request",
-            lambda request: (
-                request.url.startswith(("file:", "blob:", "data:")) or troubles.append(request.url)
-            ),
-        )
-        page.goto(f"file://{path}{at}")
-        settle(page)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert troubles == []
-
-
-def settle(page: Any) -> None:
-    """Until the chosen head is opened, checked and its reading shown."""
-    for _ in range(200):
-        if page.evaluate(
-            "() => { const p = kizukiPage, s = p.store.state; return p.opened === `${s.layer} ${s.head}`"
-            " && (p.pictures.head === null || p.pictures.check !== null) && !p.busy; }"
-        ):
-            page.wait_for_timeout(80)
-            return
-        page.wait_for_timeout(25)
-    pytest.fail("the page did not open its head")
-
-
-def text_of(page: Any, selector: str) -> str:
-    text: str = page.locator(selector).inner_text()
-    return text
-
-
-def table(page: Any) -> list[tuple[int, float]]:
-    """The reading table: position and weight of each row."""
-    rows = page.evaluate(
-        "() => [...document.querySelectorAll('#reading-rows tr')]"
-        ".map(r => [r.dataset.token, r.querySelector('.w').textContent])"
-    )
-    return [(int(token), float(weight.replace("−", "-"))) for token, weight in rows]
-
-
 @pytest.mark.browser
 def test_numbers_on_the_page_are_pythons(tmp_path: Path, show: Any) -> None:
     layers = {
@@ -368,7 +232,8 @@ def test_numbers_on_the_page_are_pythons(tmp_path: Path, show: Any) -> None:
             for token, weight in table(page):
                 assert math.isclose(weight, row[token], rel_tol=6e-4)  # four digits are shown
             exact = page.evaluate(
-                "async ([l, h, i]) => [...(await kizukiPage.data.head(l, h)).row(i)]", [layer, head, query]
+                "async ([l, h, i]) => [...(await (await kizukiPage.data.head(l, h)).row(i)).weights]",
+                [layer, head, query],
             )
             torch.testing.assert_close(torch.tensor(exact, dtype=torch.float64), row, rtol=2e-5, atol=1e-7)
             page.evaluate("() => kizukiPage.store.set({ direction: 'readers', key: 3 })")

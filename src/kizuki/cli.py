@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from . import cli_cause, cli_figure
+
 if TYPE_CHECKING:
     from .lesson import Material
 
@@ -75,8 +77,18 @@ def look(
     topk: Annotated[
         int | None, typer.Option(help="Next tokens shown at each position.", min=1, show_default="5")
     ] = None,
-    limit_mb: Annotated[float, typer.Option(help="The largest page to write, in MB.")] = 100.0,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("kizuki.html"),
+    limit_mb: Annotated[
+        float | None, typer.Option(help="The largest page to write, in MB.", show_default="100")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page to write.", show_default="kizuki.html")
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the page on this machine instead of writing one.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(help="Where --serve listens.", min=1, max=65535, show_default="a free one")
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Save the recording too: a file to look at again, ….safetensors.")
     ] = None,
@@ -85,14 +97,23 @@ def look(
     """Write one self-contained HTML page of what a model's heads read in a text, and open it.
 
     The page needs no network and no other file. Its path is printed on standard output, and below it that of the
-    recording, where one was saved. kizuki look FILE.safetensors makes the page of a saved one again.
+    recording, where one was saved. kizuki look FILE.safetensors makes the page of a saved one again. With --serve the
+    page comes from a server on this machine, for texts too long for a file; its address is printed instead.
     """
     from . import look as job
     from .progress import Bars
 
     console = Console(stderr=True, highlight=False, markup=False)  # names may hold [brackets]
     wanted = numbers(layers, "--layers"), numbers(heads, "--heads")
-    out = job.check_out(out)
+    if serve:
+        refuse_options(
+            "is for a page that is written, and --serve writes none", {"--out": out, "--limit-mb": limit_mb}
+        )
+        serve_look(text, file, sample, model, wanted, first, topk, save, port, show, console)
+        return
+    refuse_options("is for --serve", {"--port": port})
+    out = job.check_out(Path("kizuki.html") if out is None else out)
+    limit_mb = 100.0 if limit_mb is None else limit_mb
     if (recording := job.saved_recording(text, file)) is not None:
         for_texts = {"--model": model, "--heads": heads, "--first": first, "--topk": topk, "--save": save}
         refuse_with_recording(recording, for_texts, text is not None and file is not None, sample)
@@ -128,9 +149,71 @@ def look(
     if show and not open_page(done.page):
         folder = done.page.resolve().parent
         hint = "There is no screen here to open it on. It is one file that needs no other: copy it, or serve it with"
-        serve = f"  python -m http.server --bind 127.0.0.1 --directory '{folder}' 8000"
+        how = f"  python -m http.server --bind 127.0.0.1 --directory '{folder}' 8000"
         then = f"and open http://127.0.0.1:8000/{done.page.name}"
-        console.print(hint, serve, then, sep="\n", soft_wrap=True)
+        console.print(hint, how, then, sep="\n", soft_wrap=True)
+
+
+def serve_look(
+    text: str | None,
+    file: Path | None,
+    sample: bool,
+    model: str | None,
+    wanted: tuple[tuple[int, ...] | None, tuple[int, ...] | None],
+    first: int | None,
+    topk: int | None,
+    save: Path | None,
+    port: int | None,
+    show: bool,
+    console: Console,
+) -> None:
+    """`kizuki look --serve`: print the address and serve until Ctrl-C."""
+    from . import look as job
+    from .progress import Bars
+
+    with Bars(console) as bars:
+        if (recording := job.saved_recording(text, file)) is not None:
+            for_texts = {
+                "--model": model,
+                "--heads": wanted[1],
+                "--first": first,
+                "--topk": topk,
+                "--save": save,
+            }
+            refuse_with_recording(recording, for_texts, text is not None and file is not None, sample)
+            server = job.serve(None, recording=recording, layers=wanted[0], port=port or 0)
+        else:
+            server = job.serve(
+                given(text, file, sample),
+                model="smollm2" if model is None else model,
+                layers=wanted[0],
+                heads=wanted[1],
+                first=first,
+                topk=5 if topk is None else topk,
+                save=save,
+                port=port or 0,
+                progress=bars,
+            )
+    meta = server.answers.meta
+    rest = " (the first; the rest was left out)" if first is not None and meta["queries"] == first else ""
+    console.print(
+        f"{meta['model']}: {meta['queries']:,} tokens{rest}, {len(meta['layers'])} layers × {len(meta['heads'])} heads"
+    )
+    typer.echo(server.address)
+    sys.stdout.flush()
+    console.print("The token in it is for this run only. Ctrl-C stops.")
+    if show:
+        open_address(server.address)
+    server.run()
+
+
+def refuse_options(why: str, options: Mapping[str, object]) -> None:
+    """Raise for an option that would be left aside without a word."""
+    from .look import InputError
+
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"{name} {why}; leave it out")
 
 
 @app.command()
@@ -179,6 +262,10 @@ def survey(
     before = f", {done.texts - done.done:,} of them before" if done.done < done.texts else ""
     console.print(f"{source.name}: {done.texts:,} texts{before}")
     typer.echo(out)
+
+
+app.command()(cli_figure.figure)
+app.command()(cli_cause.cause)
 
 
 @app.command()
@@ -411,12 +498,17 @@ def refuse_with_recording(recording: Path, options: Mapping[str, object], both: 
 
 def open_page(page: Path) -> bool:
     """Open a page where there is a screen to see it on; say whether that was so."""
+    return open_address(page.resolve().as_uri())
+
+
+def open_address(address: str) -> bool:
+    """The same of an address."""
     import webbrowser
 
     screen = (
         sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     )
-    return bool(screen) and webbrowser.open(page.resolve().as_uri())
+    return bool(screen) and webbrowser.open(address)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .explorer.server import Server
     from .models import Recording, Run
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total), called as work goes on
@@ -83,14 +84,34 @@ def look(
     Time and memory: one forward pass, and memory that grows with the tokens, never with their square.
 
     Example:
-        >>> page = kizuki.look.look("Mika laughed.", out="mika.html").page   # doctest: +SKIP
+        >>> from kizuki.look import look
+        >>> done = look("Mika laughed.", model="minilm", layers=[0, 5], out="mika.html")
+        >>> done.page.name, done.tokens, done.layers, done.heads
+        ('mika.html', 5, 2, 12)
     """
     start = time.perf_counter()
     out = check_out(out)
+    _check_limit(limit_mb)
+    done, dropped = _recorded(text, model, layers, heads, first, topk, save, out, progress)
+    page = _page(done, out, limit_mb, progress, start)
+    return replace(page, dropped=dropped, saved=None if save is None else check_save(save, out))
+
+
+def _recorded(
+    text: str,
+    model: str,
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    first: int | None,
+    topk: int,
+    save: str | Path | None,
+    out: Path | None,
+    progress: Progress | None,
+) -> tuple[Run, int]:
+    """A model's pass over a text, saved where that was asked for, and how many tokens were left out."""
     check_text(text)
     if first is not None and first < 1:
         raise InputError(f"first is {first}; give a number of tokens from 1 up")
-    _check_limit(limit_mb)
     if topk < 1:
         raise InputError(f"topk is {topk}; give a number of predictions from 1 up")
     file = None if save is None else check_save(save, out)
@@ -103,9 +124,8 @@ def look(
     tokens = whole if first is None else cut(whole, first)
     done = run(source, tokens, layers=layers, heads=heads, k=topk, progress=progress)
     if file is not None:
-        file = done.recording.save(file)
-    page = _page(done, out, limit_mb, progress, start)
-    return replace(page, dropped=len(whole.ids) - len(tokens.ids), saved=file)
+        done.recording.save(file)
+    return done, len(whole.ids) - len(tokens.ids)
 
 
 def reopen(
@@ -133,21 +153,78 @@ def reopen(
     Time and memory: one layer at a time is read from the file.
 
     Example:
-        >>> kizuki.look.look("Mika laughed.", save="mika.safetensors").saved  # doctest: +SKIP
-        PosixPath('mika.safetensors')
-        >>> kizuki.look.reopen("mika.safetensors", layers=[3]).layers         # doctest: +SKIP
+        >>> from kizuki.look import look, reopen
+        >>> saved = look("Mika laughed.", model="minilm", layers=[0, 5], save="mika.safetensors").saved
+        >>> reopen(saved, layers=[5], out="again.html").layers
         1
     """
     start = time.perf_counter()
     out = check_out(out)
     _check_limit(limit_mb)
 
+    return _page(_opened(path, layers), out, limit_mb, progress, start)
+
+
+def _opened(path: str | Path, layers: Sequence[int] | None) -> Run:
+    """A saved recording as the run it was."""
     from .models import Run, open
 
     recording = open(path, layers=layers)
     if recording.tokens is None:
         raise InputError(f"{path} holds no tokens to show; set recording.tokens before recording.save")
-    return _page(Run(recording.tokens, recording, None, None, {}), out, limit_mb, progress, start)
+    return Run(recording.tokens, recording, None, None, {})
+
+
+def serve(
+    text: str | None,
+    *,
+    recording: str | Path | None = None,
+    model: str = "smollm2",
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    first: int | None = None,
+    topk: int = 5,
+    save: str | Path | None = None,
+    port: int = 0,
+    progress: Progress | None = None,
+) -> Server:
+    """A server on this machine for a text's or a saved recording's attention; it runs when its `run()` is called.
+
+    Args:
+        text: what to look at, as for `look`; or None, and a `recording`.
+        recording: a saved recording, as for `reopen`; layers are read from it as they are looked at.
+        model, layers, heads, first, topk, save, progress: as for `look`.
+        port: where to listen on 127.0.0.1; 0 = a free one.
+
+    Returns:
+        A `Server`: its `address` is what to open, token and all.
+
+    Raises:
+        InputError, ValueError: as `look` and `reopen`; `PageError` where the port cannot be had, or starlette
+            and uvicorn are not installed.
+
+    Time and memory: the forward pass, and for each layer three rows checked; pictures are computed when looked at.
+
+    Example:
+        >>> from importlib.resources import files
+        >>> from urllib.request import urlopen
+        >>> from kizuki.look import serve
+        >>> server = serve(None, recording=files("kizuki") / "lesson/example/recording.safetensors")
+        >>> with server.running():
+        ...     page = urlopen(server.address).read()
+        >>> b"<title>kizuki</title>" in page
+        True
+    """
+    from .explorer.answers import Answers
+    from .explorer.server import Server
+
+    if (text is None) == (recording is None):
+        raise InputError("text and recording each say what to look at; give one of them")
+    if recording is not None:
+        done = _opened(recording, layers)
+    elif text is not None:
+        done, _ = _recorded(text, model, layers, heads, first, topk, save, None, progress)
+    return Server(Answers(done), port)
 
 
 def _page(done: Run, out: Path, limit_mb: float, progress: Progress | None, start: float) -> Look:
@@ -233,27 +310,20 @@ def check_out(out: str | Path) -> Path:
     """The file a page will go to; raises `InputError`, before any work is done, where it cannot be."""
     from .explorer.export import PageError, check_writable
 
-    path = Path(out)
     try:
-        if path.is_symlink():
-            path = path.resolve()  # the page replaces the file behind the link, not the link
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise InputError(f"--out {out}: is not an ordinary file; give the name of a page")
-        return check_writable(path)
+        return check_writable(out)
     except PageError as error:
         raise InputError(f"--out {error}") from None
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot be written ({error.strerror or error})") from None
 
 
-def check_save(save: str | Path, out: Path) -> Path:
+def check_save(save: str | Path, out: Path | None) -> Path:
     """The file a recording will go to; raises `InputError`, before any work is done, where it cannot be."""
     from .models import RecordError
     from .models.store import check_target
 
     if Path(save).suffix != RECORDING:
         raise InputError(f"--save {save}: give a name that ends in {RECORDING}, by which it is opened again")
-    if Path(save).resolve() == out.resolve():
+    if out is not None and Path(save).resolve() == out.resolve():
         raise InputError(f"--save {save}: is where the page goes; give another name")
     try:
         return check_target(save)

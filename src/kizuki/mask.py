@@ -30,6 +30,11 @@ class Bounds:
 
     `first` and `stop` are int64, `[1|batch, 1|heads, queries]`. `exact` says that every key inside is
     visible, so that nothing remains to be evaluated.
+
+    >>> import torch, kizuki
+    >>> A = kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2))
+    >>> kizuki.masks.causal().bounds(A.problem).stop.tolist()  # of one batch, one head, four queries
+    [[[1, 2, 3, 4]]]
     """
 
     first: Tensor
@@ -44,7 +49,13 @@ class Bounds:
 
 
 class Mask:
-    """A rule saying which keys each query can see. Build one with the functions of masks.py."""
+    """A rule saying which keys each query can see. Build one with the functions of masks.py.
+
+    >>> import torch, kizuki
+    >>> rule = kizuki.masks.causal() & ~kizuki.masks.keys(torch.tensor([True, False, False, False]))
+    >>> kizuki.attend(torch.zeros(4, 2), torch.zeros(4, 2), mask=rule)[3]  # all before it but the first
+    tensor([0.0000, 0.3333, 0.3333, 0.3333])
+    """
 
     sign: object = None  # what calls of a mask that never changes are known by; None = it may change
 

@@ -106,15 +106,17 @@ test("the engine draws all rows in slices, leaves refused rows blank, and drops 
   const engine = new Engine((message) => sent.push(message));
   engine.receive({ type: "open", id: 1, parts: head });
   engine.receive({ type: "open", id: 2, parts: head });
-  engine.receive({ type: "tile", id: 1, zoom: 0, row: 0, col: 0 }); // for a head that is gone
+  engine.receive({ type: "want", id: 1, tiles: [{ zoom: 0, row: 0, col: 0 }] }); // for a head that is gone
   while (engine.busy) engine.step();
   assert.ok(sent.every((message) => message.id === 2));
   const checked = sent.find((message) => message.type === "checked");
   assert.deepEqual(checked.bad, [6]);
   const band = sent.find((message) => message.type === "band");
   assert.ok(Number.isNaN(band.mass[6 * 13]) && !Number.isNaN(band.mass[5 * 13]));
-  engine.receive({ type: "tile", id: 2, zoom: 0, row: 0, col: 0 });
+  engine.receive({ type: "want", id: 2, tiles: [{ zoom: 1, row: 0, col: 0 }] });
+  engine.receive({ type: "want", id: 2, tiles: [{ zoom: 0, row: 0, col: 0 }] }); // in place of what was wanted before
   engine.step();
+  assert.ok(!engine.busy);
   assert.ok(Number.isNaN(sent.at(-1).peak[6 * 13 + 3]));
 });
 

@@ -19,11 +19,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .. import backends, functions, portable
+from .. import backends, functions, memory, portable
 from ..problem import Problem
 from ..statistics import Statistic
 
 
+@memory.tells
 class Cpu:
     """Compiled kernels for CPU tensors: float32 and float64; 16-bit floats are widened as they are read."""
 
@@ -32,6 +33,10 @@ class Cpu:
     def refuses(self, problem: Problem) -> str | None:
         if problem.query.device.type != "cpu":
             return f"the tensors are on {problem.device}"
+        from . import launch
+
+        if launch.switched_off():
+            return "Numba is switched off (NUMBA_DISABLE_JIT is set)"
         if problem.score is not None:
             why = functions.refusal(problem.score.fn, "score")
             if why is not None:

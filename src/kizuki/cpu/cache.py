@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import threading
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from .target import Target
 
 MAGIC = b"kizuki kernel 1\n"
 SYMBOL = "kizuki_kernel"
+OLD = 3600  # seconds after which nobody can still be writing a file
 
 _alive: list[Any] = []  # what holds the loaded code
 
@@ -65,13 +68,23 @@ def kernel(name: str, chosen: Target) -> int:
 
 def _read(path: Path) -> bytes | None:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            if not _ours(os.fstat(file.fileno())):
+                return None
+            data = file.read()
     except OSError:
         return None
     head = len(MAGIC) + 32
     code = data[head:]
     whole = data.startswith(MAGIC) and hashlib.sha256(code).digest() == data[len(MAGIC) : head]
     return code if whole else None
+
+
+def _ours(found: os.stat_result) -> bool:
+    """Whether only this user, or root, can have written a file: it is code that will run."""
+    if not hasattr(os, "getuid"):
+        return True
+    return found.st_uid in (os.getuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _keep(path: Path, code: bytes) -> None:
@@ -81,9 +94,13 @@ def _keep(path: Path, code: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             part.write_bytes(MAGIC + hashlib.sha256(code).digest() + code)
+            part.chmod(0o644)  # whatever the umask: what others may write to is not read again
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
+        for left in path.parent.glob(".*.kernel-*"):  # by processes that were killed while they wrote
+            if time.time() - left.stat().st_mtime > OLD:
+                left.unlink(missing_ok=True)
 
 
 def _load(code: bytes) -> int:

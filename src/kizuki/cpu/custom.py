@@ -485,6 +485,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _pool(found: Survey) -> list[Code]:
+    if launch.switched_off():
+        raise Unfit("cannot be compiled: Numba is switched off (NUMBA_DISABLE_JIT is set)")
     known = _known.get(found.key)
     if known is None:
         try:

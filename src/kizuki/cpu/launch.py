@@ -55,6 +55,12 @@ def kernel(name: str, target: Target) -> int:
 
 
 @lru_cache(maxsize=1)
+def switched_off() -> bool:
+    """Whether NUMBA_DISABLE_JIT keeps Numba from compiling anything in this process."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "") not in ("", "0")
+
+
+@lru_cache(maxsize=1)
 def openmp() -> Any | None:
     """`GOMP_parallel` of the OpenMP library torch has loaded, so that one pool serves both; None without one."""
     if not sys.platform.startswith("linux"):
@@ -119,4 +125,4 @@ def target(dtype: torch.dtype = torch.float32) -> Target:
     return chosen.double if dtype is torch.float64 else chosen
 
 
-__all__ = ["kernel", "layer", "openmp", "run", "target", "threads"]
+__all__ = ["kernel", "layer", "openmp", "run", "switched_off", "target", "threads"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .export import PageError, check_writable, write_page
+from .export import BudgetError, PageError, check_writable, write_page
 
-__all__ = ["PageError", "check_writable", "write_page"]
+__all__ = ["BudgetError", "PageError", "check_writable", "write_page"]

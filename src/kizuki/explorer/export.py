@@ -7,45 +7,48 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import files
 from . import bundle, page, start
-from .budget import BudgetError, LayerSize, Plan, plan
+from .budget import BudgetError, LayerSize, Plan, encoded, plan
 from .page import Layer, PageError
 
 if TYPE_CHECKING:
+    import torch
+
     from kizuki import AttentionMatrix
     from kizuki.models import Run
 
 Progress = Callable[[str, int, int], None]
 
-__all__ = ["BudgetError", "PageError", "check_writable", "write_page"]
+BLOCK = 90  # bytes around one array in the file
+
+__all__ = ["BudgetError", "PageError", "Written", "check_writable", "write", "write_page"]
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
-    """The path, if a page can be written there; else `PageError`, one line, before any work is done."""
-    target = Path(path)
-    if target.is_dir():
-        raise PageError(f"{target}: is a folder; name a file in it, such as {target / 'page.html'}")
-    if not target.parent.is_dir():
-        raise PageError(f"{target}: there is no folder {target.parent}; make it first")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise PageError(f"{target}: the file may not be written; choose another name")
-    probe = _part(target)
-    try:
-        probe.open("xb").close()
-        probe.unlink()
-    except OSError as error:
-        raise PageError(f"{target}: cannot be written ({error.strerror}); choose another folder") from None
-    return target
+    """The path, if a page can be written there; else `PageError`, one line, before any work is done.
+
+    >>> from kizuki.explorer import check_writable
+    >>> check_writable("page.html").name
+    'page.html'
+    """
+    return files.check_target(path, PageError)
 
 
-def _part(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}.part")
+@dataclass(frozen=True)
+class Written:
+    """A page that was written, and which layers it holds in full (with q, k and L) and in part (their readings)."""
+
+    path: Path
+    full: tuple[int, ...]
+    partial: tuple[int, ...]
 
 
 def write_page(
@@ -61,6 +64,7 @@ def write_page(
     The page holds q, k (float32, as recorded) and L of every layer that fits, and computes any weight
     a_ij = exp(scale · q_i·k_j − L_i) from them; of the others it holds row statistics, the weight each
     key received, a pooled picture and the largest weights of each row, and says what is left out.
+    Where room remains it also holds v of layers that are there in full, the one it opens with first.
 
     Args:
         path: where to; written beside it and moved there when complete.
@@ -80,40 +84,36 @@ def write_page(
     layer's arrays; nothing of queries × keys.
 
     Example:
-        >>> write_page("page.html", run)                                      # doctest: +SKIP
-        PosixPath('page.html')
+        >>> from kizuki.explorer import write_page
+        >>> from kizuki.models import load, run
+        >>> write_page("page.html", run(load("minilm"), "They had seen it.", layers=[0])).name
+        'page.html'
     """
+    return write(path, run, limit_mb=limit_mb, first=first, progress=progress).path
+
+
+def write(
+    path: str | os.PathLike[str],
+    run: Run,
+    *,
+    limit_mb: float = 100.0,
+    first: Sequence[int] = (),
+    progress: Progress | None = None,
+) -> Written:
+    """`write_page`, where it is described; returns what the page holds."""
     target = check_writable(path)
     if not limit_mb > 0:
         raise PageError(f"limit_mb is {limit_mb} but must be above 0, in MB of the file")
     report = progress or (lambda stage, done, total: None)
-    matrices, missing = _matrices(run)
-    count = len(run.tokens.ids)
-    sizes = [page.size_of(layer, matrix, count) for layer, matrix in matrices.items()]
-    _check_alike(sizes)
-    meta: dict[str, Any] = {
-        "version": 1,
-        "model": run.recording.model_name,
-        "has_head": (
-            run.predictions is not None
-            or bool(run.note)
-            or run.source is None  # a file does not say; its predictions are not in it either way
-            or run.source.kind == "decoder"
-        ),
-        "note": run.note,
-        "missing": missing,
-        "queries": count,
-        "keys": count,
-        "tokens": page.tokens_of(run),
-        "predictions": page.predictions_of(run),
-        "heads": list(run.recording.heads or range(sizes[0].heads)),
-        "kv_of": [slot * sizes[0].kv_heads // sizes[0].heads for slot in range(sizes[0].heads)],
-        "limit_mb": limit_mb,
-        "provenance": list(page.provenance(run, list(matrices), next(iter(matrices.values())))),
-    }
+    matrices, missing = page.matrices_of(run)
+    sizes = page.sizes_of(run, matrices)
+    meta = page.meta_of(run, matrices, missing, sizes) | {"limit_mb": limit_mb}
     head_text = _head()
     fixed = (
-        len(head_text.encode()) + len(_json(meta)) + 250 * len(sizes) + 90 * sum(size.heads for size in sizes)
+        len(head_text.encode())
+        + len(_json(meta))
+        + 250 * len(sizes)
+        + BLOCK * sum(size.heads for size in sizes)
     )
     chosen = plan(sizes, round(limit_mb * 1e6), fixed, first)
 
@@ -124,50 +124,15 @@ def write_page(
     report("reading heads", len(matrices), len(matrices))
     _complete(meta, layers, chosen, sizes)
     meta["provenance"].append(page.checked(layers))
-    meta["start"] = start.choose(run.tokens, layers, matrices, chosen, meta["heads"])
+    meta["start"] = start.choose(run.tokens, chosen.full or [layers[0].layer], matrices, meta["heads"])
+    values = _values(run, meta, chosen, round(limit_mb * 1e6) - chosen.bytes)
 
-    part = _part(target)
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            _write(file, head_text, meta, layers, matrices, chosen, report)
-        os.replace(part, target)
-    except OSError as error:
-        raise PageError(
-            f"{target}: cannot be written ({error.strerror}); free some space or choose another folder"
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
-    return target
-
-
-def _matrices(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, Any]]]:
-    """A of every layer, and why there is none of the others; raises when there is none at all."""
-    from kizuki.models import RecordError
-
-    matrices: dict[int, AttentionMatrix] = {}
-    missing: list[dict[str, Any]] = []
-    for layer in run.recording.layers:
-        if not isinstance(layer, int):
-            raise PageError(
-                f"run: its layers have names ({layer}) but a page shows one stack, by number; record a part of it"
-            )
-        try:
-            matrices[layer] = run.recording[layer]
-        except RecordError as error:
-            missing.append({"layer": layer, "reason": str(error)})
-    if not matrices:
-        why = missing[0]["reason"] if missing else "record at least one"
-        raise PageError(f"run: its recording holds no layer; {why}")
-    return matrices, missing
-
-
-def _check_alike(sizes: Sequence[LayerSize]) -> None:
-    for size in sizes[1:]:
-        if (size.heads, size.kv_heads) != (sizes[0].heads, sizes[0].kv_heads):
-            raise PageError(
-                f"run: layer {size.layer} has {size.heads} heads on {size.kv_heads} but layer {sizes[0].layer} has "
-                f"{sizes[0].heads} on {sizes[0].kv_heads}; look at layers that are alike (--layers)"
-            )
+    with (
+        files.replacing(target, PageError) as part,
+        part.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+        _write(file, head_text, meta, layers, matrices, values, chosen, report)
+    return Written(target, chosen.full, tuple(layer for layer in matrices if layer not in chosen.full))
 
 
 def _complete(
@@ -199,8 +164,23 @@ def _complete(
         ]
         for name in page.MEANS
     }
-    bounds = [page.bound_of(layer, sizes[0].queries, sizes[0].keys) for layer in layers]
+    bounds = [page.bound_of(layer.ranges, sizes[0].queries, sizes[0].keys) for layer in layers]
     meta["bound"] = max(bounds)
+
+
+def _values(run: Run, meta: dict[str, Any], chosen: Plan, room: int) -> dict[int, torch.Tensor]:
+    """v, `[kv_heads, keys, value_dim]`, of the full layers for which there are bytes left; `meta` says of which."""
+    first = meta["start"]["layer"]
+    held: dict[int, torch.Tensor] = {}
+    for layer in sorted(chosen.full, key=lambda layer: layer != first):
+        value = run.recording.value(layer)[0]
+        size = sum(encoded(4 * each.numel()) + BLOCK for each in value)
+        if size <= room:
+            room -= size
+            held[layer] = value
+    for info in meta["layers"]:
+        info["value_dim"] = held[info["layer"]].shape[-1] if info["layer"] in held else None
+    return held
 
 
 def _write(
@@ -209,6 +189,7 @@ def _write(
     meta: dict[str, Any],
     layers: Sequence[Layer],
     matrices: dict[int, AttentionMatrix],
+    values: dict[int, torch.Tensor],
     chosen: Plan,
     report: Progress,
 ) -> None:
@@ -229,6 +210,9 @@ def _write(
         report("writing the page", done, len(layers))
         if layer.layer in chosen.full:
             _full_blocks(file, layer, matrices[layer.layer], meta["heads"])
+        if layer.layer in values:
+            for slot, value in enumerate(values[layer.layer]):
+                _block(file, f"v-{layer.layer}-{slot}", page.exact(value))
         if done == 0:
             for other in order[1:]:
                 _light_blocks(file, other, meta)
@@ -272,10 +256,9 @@ def _json(meta: dict[str, Any]) -> str:
 
 def _head() -> str:
     """The page up to its data, with KIZUKI_META where the JSON goes."""
-    script, style = bundle.script("main.js"), bundle.read("page.css")
-    worker = bundle.script("worker.js")
+    script, style = bundle.script("main.js"), bundle.style("page.css")
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}' 'unsafe-hashes'; "
+        f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(style)}' 'unsafe-hashes'; "
         "worker-src blob:; img-src data:; base-uri 'none'; form-action 'none'"
     )
     return (
@@ -285,10 +268,9 @@ def _head() -> str:
         '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">\n<title>kizuki</title>\n'
         f"<style>{style}</style>\n</head>\n<body>\n{bundle.read('page.html')}"
         '<script type="application/json" id="kz-meta">KIZUKI_META</script>\n'
-        f'<script type="text/plain" id="kz-worker">{worker}</script>\n'
-        f"<script>{script}</script>\n"
+        f'<script id="kz-page">{script}</script>\n'
     )
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

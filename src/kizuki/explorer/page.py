@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from .budget import LayerSize, Plan
 
 if TYPE_CHECKING:
-    from kizuki import AttentionMatrix, Verified
+    from kizuki import AttentionMatrix, Observation, Verified
     from kizuki.models import Run
 
 Floats = NDArray[np.float32]
@@ -103,32 +103,45 @@ def read_layer(layer: int, matrix: AttentionMatrix, plan: Plan) -> Layer:
     side = min(plan.side, queries), min(plan.side, keys)
     seen = matrix.observe(Observe(topk=max(1, k), entropy=True, received=True, distance=True, pool=side))
     weights, places = _asked(seen.topk)
-    statistics = {
+    statistics = statistics_of(matrix, rule, seen)
+    means = means_of(statistics)
+    return Layer(
+        layer=layer,
+        reason=reason,
+        ranges=None if rule is None else ranges_of(rule, heads, queries),
+        dim=problem.head_dim,
+        scale=matrix.scale,
+        softcap=problem.softcap,
+        sinks=None if problem.sinks is None else [float(s) for s in problem.sinks],
+        rows={name: floats(values) for name, values in statistics.items() if full or name in plan.rows},
+        received=floats(_asked(seen.received)[0]),
+        picture=floats(_asked(seen.pool)[0]),
+        top=(floats(weights[0]), places[0].cpu().numpy()) if k > 0 else None,
+        lse=floats(matrix.lse[0]),
+        means=means,
+        verified=matrix.verify(rows=VERIFIED, cells=4 * VERIFIED),
+    )
+
+
+def statistics_of(
+    matrix: AttentionMatrix, rule: tuple[torch.Tensor, torch.Tensor] | None, seen: Observation
+) -> dict[str, torch.Tensor]:
+    """What every row measures (ROWS of budget.py), `[heads, queries]`; `seen` holds top-k, entropy and distance."""
+    return {
         "entropy": _asked(seen.entropy)[0],
-        "max": weights[0, :, :, 0],
+        "max": _asked(seen.topk)[0][0, :, :, 0],
         "distance": _asked(seen.distance)[0],
         "other_distance": _distance_without_first(matrix),
         "first_key": matrix[0, :, :, 0] if rule is None else _near(matrix, rule, None),
         "previous": _previous(matrix) if rule is None else _near(matrix, rule, -1),
     }
+
+
+def means_of(statistics: dict[str, torch.Tensor]) -> dict[str, list[float | None]]:
+    """The mean of each measure over the queries, for each head; None where it is nowhere defined."""
     means = {name: _means(values) for name, values in statistics.items()}
     means["effective"] = _means(statistics["entropy"].exp())
-    return Layer(
-        layer=layer,
-        reason=reason,
-        ranges=None if rule is None else _ranges(rule, heads, queries),
-        dim=problem.head_dim,
-        scale=matrix.scale,
-        softcap=problem.softcap,
-        sinks=None if problem.sinks is None else [float(s) for s in problem.sinks],
-        rows={name: _floats(values) for name, values in statistics.items() if full or name in plan.rows},
-        received=_floats(_asked(seen.received)[0]),
-        picture=_floats(_asked(seen.pool)[0]),
-        top=(_floats(weights[0]), places[0].cpu().numpy()) if k > 0 else None,
-        lse=_floats(matrix.lse[0]),
-        means=means,
-        verified=matrix.verify(rows=VERIFIED, cells=4 * VERIFIED),
-    )
+    return means
 
 
 T = TypeVar("T")
@@ -161,7 +174,7 @@ def _distance_without_first(matrix: AttentionMatrix) -> torch.Tensor:
     return distance
 
 
-def _floats(values: torch.Tensor) -> Floats:
+def floats(values: torch.Tensor) -> Floats:
     array: Floats = values.to(torch.float32).cpu().numpy()
     return np.ascontiguousarray(array)
 
@@ -177,7 +190,7 @@ def _means(values: torch.Tensor) -> list[float | None]:
     return [None if math.isnan(mean) else mean for mean in values.to(torch.float64).nanmean(-1).tolist()]
 
 
-def _ranges(rule: tuple[torch.Tensor, torch.Tensor], heads: int, queries: int) -> bytes:
+def ranges_of(rule: tuple[torch.Tensor, torch.Tensor], heads: int, queries: int) -> bytes:
     """The visible ranges as bytes; every rule that transformers has is the same for all heads."""
     first, stop = (end.expand(1, heads, queries)[0] for end in rule)
     if not (bool((first == first[:1]).all()) and bool((stop == stop[:1]).all())):
@@ -214,11 +227,11 @@ def _previous(matrix: AttentionMatrix) -> torch.Tensor:
     return torch.cat((weight.new_full((weight.shape[0], 1), math.nan), weight), -1)
 
 
-def bound_of(layer: Layer, queries: int, keys: int) -> float:
+def bound_of(ranges: bytes | None, queries: int, keys: int) -> float:
     """The mean of ln(visible keys) over the queries: what the mean entropy of a head cannot exceed."""
-    if layer.ranges is None:
+    if ranges is None:
         return math.log(keys)
-    first, stop = np.frombuffer(layer.ranges, "<i4").reshape(2, queries)
+    first, stop = np.frombuffer(ranges, "<i4").reshape(2, queries)
     return float(np.log(np.maximum(stop - first, 1)).mean())
 
 
@@ -243,7 +256,83 @@ def tokens_of(run: Run) -> dict[str, Any]:
         "gaps": gaps,
         "chips": chips,
         "tail": tokens.text[covered:],
+        "words": words_of(run),
     }
+
+
+def meta_of(
+    run: Run,
+    matrices: Mapping[int, AttentionMatrix],
+    missing: list[dict[str, Any]],
+    sizes: Sequence[LayerSize],
+) -> dict[str, Any]:
+    """What every carrier's page is told first: the model, the tokens, the heads, and how they were recorded."""
+    count = len(run.tokens.ids)
+    return {
+        "version": 1,
+        "model": run.recording.model_name,
+        "has_head": (
+            run.predictions is not None
+            or bool(run.note)
+            or run.source is None  # a file does not say; its predictions are not in it either way
+            or run.source.kind == "decoder"
+        ),
+        "note": run.note,
+        "missing": missing,
+        "queries": count,
+        "keys": count,
+        "tokens": tokens_of(run),
+        "predictions": predictions_of(run),
+        "heads": list(run.recording.heads or range(sizes[0].heads)),
+        "kv_of": [slot * sizes[0].kv_heads // sizes[0].heads for slot in range(sizes[0].heads)],
+        "provenance": list(provenance(run, list(matrices), next(iter(matrices.values())))),
+    }
+
+
+def matrices_of(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, Any]]]:
+    """A of every layer, and why there is none of the others; raises when there is none at all."""
+    from kizuki.models import RecordError
+
+    matrices: dict[int, AttentionMatrix] = {}
+    missing: list[dict[str, Any]] = []
+    for layer in run.recording.layers:
+        if not isinstance(layer, int):
+            raise PageError(
+                f"run: its layers have names ({layer}) but a page shows one stack, by number; record a part of it"
+            )
+        try:
+            matrices[layer] = run.recording[layer]
+        except RecordError as error:
+            missing.append({"layer": layer, "reason": str(error)})
+    if not matrices:
+        why = missing[0]["reason"] if missing else "record at least one"
+        raise PageError(f"run: its recording holds no layer; {why}")
+    return matrices, missing
+
+
+def sizes_of(run: Run, matrices: Mapping[int, AttentionMatrix]) -> list[LayerSize]:
+    """The lengths of every layer; raises `PageError` unless they are of one text and alike."""
+    count = len(run.tokens.ids)
+    sizes = [size_of(layer, matrix, count) for layer, matrix in matrices.items()]
+    for size in sizes[1:]:
+        if (size.heads, size.kv_heads) != (sizes[0].heads, sizes[0].kv_heads):
+            raise PageError(
+                f"run: layer {size.layer} has {size.heads} heads on {size.kv_heads} but layer {sizes[0].layer} has "
+                f"{sizes[0].heads} on {sizes[0].kv_heads}; look at layers that are alike (--layers)"
+            )
+    return sizes
+
+
+def words_of(run: Run) -> dict[str, Any] | None:
+    """The words that people write, each by its first token and its label; None where every token is one."""
+    from kizuki.models import Tokens, join
+
+    tokens = run.tokens
+    whole = Tokens(tokens.text, tokens.ids, tokens.offsets, tokens.labels, tokens.special)
+    words = join(whole, "word")
+    if len(words) == len(whole):
+        return None
+    return {"starts": words.starts, "labels": words.labels}
 
 
 def predictions_of(run: Run) -> dict[str, Any] | None:

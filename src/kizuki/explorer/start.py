@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from kizuki import AttentionMatrix
     from kizuki.models import Tokens
 
-    from .budget import Plan
-    from .page import Layer
-
 REACH = 200  # tokens from the beginning among which a word is looked for: what is on the first screen
 WORDS = 24  # words tried
 LAYERS = 8  # layers tried
@@ -21,14 +18,9 @@ APART = 8  # how far off the word that is read must be, so that it is not merely
 
 
 def choose(
-    tokens: Tokens,
-    layers: Sequence[Layer],
-    matrices: Mapping[int, AttentionMatrix],
-    chosen: Plan,
-    heads: Sequence[int],
+    tokens: Tokens, full: Sequence[int], matrices: Mapping[int, AttentionMatrix], heads: Sequence[int]
 ) -> dict[str, int]:
-    """The layer, head, query and key of the largest weight between two words apart, among a sample of both."""
-    full = [layer.layer for layer in layers if layer.layer in chosen.full] or [layers[0].layer]
+    """The layer, head, query and key of the largest weight between two words apart, among a sample of `full` layers."""
     tried = full[:: -(-len(full) // LAYERS)]
     words = [i for i, label in enumerate(tokens.labels) if not tokens.special[i] and _is_word(label)]
     queries = [i for i in words if APART <= i < REACH]

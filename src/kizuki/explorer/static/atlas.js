@@ -3,7 +3,6 @@ import { byId, cssVariable, h, legend, perFrame, sizeCanvas } from "./dom.js";
 import { cssColour } from "./colour.js";
 import { digits } from "./reading.js";
 
-export const MEASURES = ["entropy", "effective", "max", "distance", "other_distance", "first_key", "previous"];
 const FROM_ZERO_TO_ONE = new Set(["max", "first_key", "previous"]);
 
 /** The value that gets the last colour: a bound where the measure has one, else the largest there is. */
@@ -65,7 +64,9 @@ export class Atlas {
     return { layer: this.meta.layers[column].layer, head: this.meta.heads[row] };
   }
 
+  /** null: not defined here; undefined: not read yet, where Python reads while the page is open. */
   value(layer, head, measure = this.measure) {
+    if (this.meta.done && !this.meta.done.includes(layer)) return undefined;
     const column = this.meta.layers.findIndex((info) => info.layer === layer);
     return this.meta.means[measure][column][this.meta.heads.indexOf(head)];
   }
@@ -75,13 +76,14 @@ export class Atlas {
     const top = measureTop(this.meta, measure);
     const unit = t(`${measure}_unit`);
     const ticks = [0, 0.25, 0.5, 0.75, 1].map((place) => [place, digits(place * top) + (place === 1 && unit ? ` ${unit}` : "")]);
+    this.ticks = ticks;
     byId("atlas-legend").replaceChildren(legend(table, ticks, t(measure)));
     this.draw();
   }
 
-  paint() {
+  paint(given = null) {
     const g = this.geometry();
-    const context = sizeCanvas(this.canvas, g.width, g.height);
+    const context = given ?? sizeCanvas(this.canvas, g.width, g.height);
     const ink = cssVariable("--muted");
     const top = measureTop(this.meta, this.measure);
     context.clearRect(0, 0, g.width, g.height);

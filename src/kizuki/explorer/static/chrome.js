@@ -1,5 +1,5 @@
 // What stands around the panels: search, the list of keys, language and theme, and how the page was made.
-import { byId, h, say, visibleLabel } from "./dom.js";
+import { byId, h, onClick, say, visibleLabel } from "./dom.js";
 
 /** Tokens whose text meets `needle`, ignoring case, in reading order: the first token of each match. */
 export function findTokens(tokens, needle) {
@@ -25,7 +25,7 @@ export function findTokens(tokens, needle) {
 }
 
 export class Search {
-  /** on: { found(tokens), go(token) } */
+  /** on: { found(tokens), go(token), all(tokens) } */
   constructor(tokens, on, t) {
     this.tokens = tokens;
     this.on = on;
@@ -33,13 +33,15 @@ export class Search {
     this.matches = [];
     this.at = 0;
     this.input = byId("search-input");
-    byId("search-open").addEventListener("click", () => this.open());
-    byId("search-next").addEventListener("click", () => this.move(1));
-    byId("search-previous").addEventListener("click", () => this.move(-1));
-    byId("search-close").addEventListener("click", () => this.close());
+    onClick("search-open", () => this.open());
+    onClick("search-next", () => this.move(1));
+    onClick("search-previous", () => this.move(-1));
+    onClick("search-all", () => this.all());
+    onClick("search-close", () => this.close());
     this.input.addEventListener("input", () => this.look());
     byId("search").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && event.target === this.input) this.move(event.shiftKey ? -1 : 1);
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.all();
+      else if (event.key === "Enter" && event.target === this.input) this.move(event.shiftKey ? -1 : 1);
       if (event.key === "Escape") this.close();
     });
   }
@@ -55,6 +57,11 @@ export class Search {
     byId("search").hidden = true;
     this.on.found([]);
     byId("tokens").focus({ preventScroll: true });
+  }
+
+  /** Select all matches together. */
+  all() {
+    if (this.matches.length > 0) this.on.all(this.matches);
   }
 
   look() {
@@ -82,10 +89,11 @@ export function keyList(t) {
   const group = (title, entries) => h("section", {}, h("h3", {}, t(title)),
     h("dl", {}, ...entries.flatMap(([keys, what]) => [h("dt", {}, ...keys.map((key) => h("kbd", {}, key))), h("dd", {}, t(what))])));
   return [
-    group("keys_text", [[["←", "→"], "k_arrows"], [["↑", "↓"], "k_updown"], [["Home", "End"], "k_homeend"]]),
+    group("keys_text", [[["←", "→"], "k_arrows"], [["↑", "↓"], "k_updown"], [["Home", "End"], "k_homeend"], [["Shift", "←", "→"], "k_range"], [["Space"], "k_toggle"], [["Ctrl", "←", "→"], "k_move"]]),
     group("keys_atlas", [[["←", "→"], "k_atlas_lr"], [["↑", "↓"], "k_atlas_ud"]]),
-    group("keys_map", [[["←", "→"], "k_map_lr"], [["↑", "↓"], "k_map_ud"], [["+", "−", "0"], "k_map_zoom"]]),
-    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "2", "3"], "k_tab"], [["r"], "k_dir"], [["m"], "k_measure"], [["/"], "k_search"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
+    group("keys_map", [[["←", "→"], "k_map_lr"], [["↑", "↓"], "k_map_ud"], [["+", "−", "0"], "k_map_zoom"], [["Shift", "←", "↑", "→", "↓"], "k_map_pan"]]),
+    group("keys_scope", [[["←", "→", "Home", "End"], "k_strips"]]),
+    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "…", "6"], "k_tab"], [["r"], "k_dir"], [["w"], "k_unit"], [["m"], "k_measure"], [["p"], "k_pin"], [["c"], "k_compare"], [["t"], "k_tour"], [["l"], "lesson"], [["/"], "k_search"], [["Ctrl", "Enter"], "search_all"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
   ];
 }
 
@@ -95,7 +103,8 @@ export function showProvenance(meta, language, t) {
   byId("facts").replaceChildren(...facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   const out = meta.layers.filter((info) => !info.full);
   const lines = [];
-  if (out.length === 0 && meta.missing.length === 0) lines.push(t("left_out_none"));
+  const bare = meta.layers.filter((info) => info.full && info.value_dim === null).map((info) => info.layer);
+  if (out.length + meta.missing.length + bare.length === 0) lines.push(t("left_out_none"));
   if (out.length > 0) {
     const full = meta.layers.filter((info) => info.full).map((info) => info.layer).join(", ") || "–";
     const top = meta.top > 0 ? t("left_out_top", { k: meta.top }) : "";
@@ -104,6 +113,7 @@ export function showProvenance(meta, language, t) {
     for (const info of out) if (info.reason !== null) lines.push(t("refused", { layer: info.layer, reason: info.reason[language] }));
     if (unfit.length > 0) lines.push(t("command", { layer: unfit[0].layer, command: commandFor(meta, unfit[0].layer) }));
   }
+  if (bare.length > 0) lines.push(t("left_out_v", { layers: bare.join(", ") }));
   for (const { layer, reason } of meta.missing) lines.push(t("missing", { layer, reason }));
   const missing = ["entropy", "max", "distance", "other_distance", "first_key", "previous"].filter((name) => !meta.rows.includes(name));
   if (out.length > 0 && missing.length > 0) lines.push(t("left_out_rows", { names: missing.map((name) => t(name)).join(", ") }));
@@ -121,7 +131,8 @@ export function fillWords(language, t) {
   for (const element of document.querySelectorAll("[data-aria]")) element.setAttribute("aria-label", t(element.dataset.aria));
 }
 
-export function liveText(reading, { layer, head, subject, direction, labels, share }, t) {
-  const list = reading.list.slice(0, 3).map(({ token, weight }) => `${visibleLabel(labels[token])} ${weight.toFixed(2)}`).join(", ");
-  return t(direction === "reads" ? "live_reads" : "live_readers", { layer, head, i: subject, token: visibleLabel(labels[subject]), list: list || "–", p: share });
+export function liveText(reading, { layer, head, subject, direction, names, units, share }, t) {
+  const list = reading.list.slice(0, 3).map(({ token, weight }) => `${visibleLabel(units.label(token))} ${weight.toFixed(2)}`).join(", ");
+  const token = names.slice(0, 4).map((name) => visibleLabel(name)).join(", ") + (names.length > 4 ? ", …" : "");
+  return t(direction === "reads" ? "live_reads" : "live_readers", { layer, head, i: subject, token, list: list || "–", p: share });
 }

@@ -3,6 +3,10 @@
 
 const STEPS = 256;
 
+// What the maps are made of, each number as [at t = 0, change to t = 1]; explorer/colour.py reads this very line, so
+// that figures saved from Python have the page's colours.
+const MAPS = {"light": {"lightness": [0.985, -0.7], "hue": [105, 175]}, "dark": {"lightness": [0.235, 0.7], "hue": [290, -190]}, "chroma": [0.02, 0.145], "bow": [0.12, 0.76], "ground": 0.2};
+
 function oklchToRgb(lightness, chroma, hueDegrees) {
   const hue = (hueDegrees * Math.PI) / 180;
   const a = chroma * Math.cos(hue);
@@ -24,12 +28,13 @@ function oklchToRgb(lightness, chroma, hueDegrees) {
 /** 256 colours as bytes [r, g, b] * 256; entry 0 is the panel's own background, so nothing is painted there. */
 export function colourTable(dark) {
   const table = new Uint8Array(STEPS * 3);
+  const map = dark ? MAPS.dark : MAPS.light;
   for (let step = 0; step < STEPS; step += 1) {
     const t = step / (STEPS - 1);
-    const lightness = dark ? 0.235 + 0.7 * t : 0.985 - 0.7 * t;
-    const chroma = 0.02 + 0.145 * Math.sin(Math.PI * Math.min(1, 0.12 + 0.76 * t));
-    const hue = dark ? 290 - 190 * t : 105 + 175 * t;
-    table.set(oklchToRgb(lightness, chroma * (t === 0 ? 0.2 : 1), hue), 3 * step);
+    const lightness = map.lightness[0] + map.lightness[1] * t;
+    const chroma = MAPS.chroma[0] + MAPS.chroma[1] * Math.sin(Math.PI * Math.min(1, MAPS.bow[0] + MAPS.bow[1] * t));
+    const hue = map.hue[0] + map.hue[1] * t;
+    table.set(oklchToRgb(lightness, chroma * (t === 0 ? MAPS.ground : 1), hue), 3 * step);
   }
   return table;
 }
@@ -47,8 +52,8 @@ export function inkOn(table, t) {
     return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
   });
   const light = 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  // The contrast ratios of WCAG 2 with white and with #111, whose own luminance is 0.0056.
-  return 1.05 / (light + 0.05) > (light + 0.05) / 0.0556 ? "#fff" : "#111";
+  // The contrast ratios of WCAG 2 with white and with black: the better one is never below 4.58.
+  return 1.05 / (light + 0.05) > (light + 0.05) / 0.05 ? "#fff" : "#000";
 }
 
 export const FLOOR = 1e-4; // the smallest weight the logarithmic scale still paints
@@ -61,4 +66,22 @@ export function weightScale(kind) {
   // 0.06: the faintest painted weight is still visible beside "not painted"
   const at = (w) => (w >= FLOOR ? 0.06 + 0.94 * Math.min(1, 1 + Math.log10(w) / span) : 0);
   return { kind: "log", floor: FLOOR, at, ticks: [1e-4, 1e-3, 1e-2, 1e-1, 1] };
+}
+
+/** 256 colours from −1 (blue) through 0 (the panel's background) to +1 (orange), told apart by colour-blind eyes
+    and, both ways, by lightness. */
+export function signedTable(dark) {
+  const table = new Uint8Array(STEPS * 3);
+  for (let step = 0; step < STEPS; step += 1) {
+    const t = (2 * step) / (STEPS - 1) - 1;
+    const size = Math.abs(t);
+    const lightness = dark ? 0.235 + 0.56 * size : 0.985 - 0.5 * size;
+    table.set(oklchToRgb(lightness, 0.15 * size ** 0.75, t < 0 ? 255 : 55), 3 * step);
+  }
+  return table;
+}
+
+/** The colour of t in −1..1. */
+export function signedColour(table, t) {
+  return cssColour(table, (t + 1) / 2);
 }

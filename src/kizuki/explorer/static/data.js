@@ -1,13 +1,16 @@
-// The file's data, by layer and head. Light readings (Python's) exist for every head; q, k and L only
-// for the layers that fit the file, and those become a Head that can compute any cell.
+// The embedded source (source.js): this file's own data, by layer and head. Light readings (Python's) exist for
+// every head; q, k and L only for the layers that fit the file, and those become a head that can compute any cell.
 import { block } from "./decode.js";
 import { Head } from "./head.js";
+import { startEngine } from "./runner.js";
 
 const KEPT_HEADS = 16; // decoded heads kept at hand; the oldest goes first
 
 export class Data {
-  constructor(meta) {
+  /** `worker` is the script that draws pictures beside the page. */
+  constructor(meta, worker) {
     this.meta = meta;
+    this.worker = worker;
     this.cache = new Map();
     this.byLayer = new Map(meta.layers.map((layer) => [layer.layer, layer]));
   }
@@ -94,7 +97,21 @@ export class Data {
     };
   }
 
-  /** The Head, or null; decoded once, kept for a while. */
+  /** What reads v of a head's group, [keys, value_dim], when it is asked for; null where the file has none. */
+  valueOf(layer, head) {
+    const dim = this.layer(layer).value_dim ?? null;
+    if (dim === null) return null;
+    const kvHead = this.meta.kv_of[this.slot(head)];
+    return async () => ({ dim, v: await block(`kz-v-${layer}-${kvHead}`, "f4", this.meta.keys * dim) });
+  }
+
+  listen() {} // everything is there from the beginning
+
+  engine(receive) {
+    return startEngine(this.worker, receive);
+  }
+
+  /** The open head, or null; decoded once, kept for a while. */
   async head(layer, head) {
     const name = `head-${layer}-${head}`;
     const kept = this.cache.get(name);
@@ -105,10 +122,66 @@ export class Data {
     }
     const promise = this.remember(name, async () => {
       const parts = await this.parts(layer, head);
-      return parts === null ? null : new Head(parts);
+      return parts === null ? null : new LocalHead(layer, head, new Head(parts), this.valueOf(layer, head));
     });
     const heads = [...this.cache.keys()].filter((key) => key.startsWith("head-"));
     for (const old of heads.slice(0, Math.max(0, heads.length - KEPT_HEADS))) this.cache.delete(old);
     return promise;
   }
+}
+
+/** A head whose q, k and L the page holds. Every number of it can also be had at once, from `model`. */
+export class LocalHead {
+  constructor(layer, head, model, value = null) {
+    Object.assign(this, { layer, head, model, value, queries: model.queries, keys: model.keys });
+  }
+
+  async row(query) {
+    const check = this.model.checkRow(query);
+    return { check, weights: check.ok ? this.model.row(query) : null, score: (j) => this.model.score(query, j) };
+  }
+
+  /** `refused`: the rows whose L was refuted, once all were checked; until then those that weigh most are checked
+      here, so that no weight of a refused row is ever shown among them. */
+  async column(key, refused) {
+    const weights = this.model.column(key);
+    for (const i of refused ?? heaviest(weights).filter((i) => !this.model.checkRow(i).ok)) weights[i] = 0;
+    return { weights, score: (i) => this.model.score(i, key) };
+  }
+
+  async cell(query, key) {
+    const { dim, q, k } = this.model;
+    return {
+      ...this.model.cell(query, key), bias: null,
+      q: q.subarray(query * dim, (query + 1) * dim), k: k.subarray(key * dim, (key + 1) * dim),
+    };
+  }
+
+  async block(i0, i1, j0, j1) {
+    const weights = new Float64Array((i1 - i0) * (j1 - j0)).fill(NaN);
+    const refused = new Set();
+    for (let i = i0, at = 0; i < i1; i += 1) {
+      if (!this.model.checkRow(i).ok) refused.add(i);
+      for (let j = j0; j < j1; j += 1, at += 1) if (this.model.visible(i, j)) weights[at] = this.model.cell(i, j).weight;
+    }
+    return { weights, refused };
+  }
+
+  async values(query, key) {
+    if (this.value === null) return null; // the file holds no v of this layer
+    this.loaded ??= this.value();
+    const { dim, v } = await this.loaded;
+    const output = new Float64Array(dim);
+    const weights = this.model.row(query);
+    for (let j = this.model.first[query]; j < this.model.stop[query]; j += 1) {
+      for (let c = 0; c < dim; c += 1) output[c] += weights[j] * v[j * dim + c];
+    }
+    return { v: v.subarray(key * dim, (key + 1) * dim), output };
+  }
+}
+
+const LISTED = 12; // as many as the table of a reading lists at first
+
+function heaviest(weights) {
+  return [...weights.keys()].filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a] || a - b).slice(0, LISTED);
 }

@@ -85,10 +85,8 @@ export class Engine {
       this.tiles = [];
       this.bad = new Set();
       this.pass = { row: 0, zoom: baseZoom(Math.max(this.head.queries, this.head.keys)), worst: 0 };
-    } else if (message.type === "tile" && message.id === this.id) {
-      this.tiles.push(message);
-    } else if (message.type === "forget") {
-      this.tiles = [];
+    } else if (message.type === "want") {
+      this.tiles = message.id === this.id ? [...message.tiles] : []; // these, and no longer what was wanted before
     }
   }
 

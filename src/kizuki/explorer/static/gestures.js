@@ -1,11 +1,15 @@
 // Mouse, pen and touch on the matrix: hover previews, a click chooses, dragging pans, pinching or
-// scrolling zooms. The wheel zooms only once the picture has the focus, so that the page still scrolls.
+// scrolling zooms, twice quickly zooms in. The wheel zooms only once the picture has the focus, so that the page still scrolls.
+
+const TWICE = 350; // milliseconds between two taps that are one gesture
 
 export function attachGestures(map) {
   const { canvas } = map;
   const down = new Map(); // pointer id -> place
   let moved = 0;
   let spread = 0;
+  let steering = false; // the pointer moves the frame on the small picture
+  let tapped = 0;
 
   const place = (event) => {
     const box = canvas.getBoundingClientRect();
@@ -27,6 +31,8 @@ export function attachGestures(map) {
     canvas.focus({ preventScroll: true });
     down.set(event.pointerId, place(event));
     moved = 0;
+    steering = down.size === 1 && map.overMini(place(event).x, place(event).y);
+    if (steering) map.goMini(place(event).x, place(event).y);
     if (down.size === 2) spread = gap();
     canvas.setPointerCapture(event.pointerId);
   });
@@ -40,7 +46,8 @@ export function attachGestures(map) {
     }
     down.set(event.pointerId, now);
     moved += Math.hypot(now.x - before.x, now.y - before.y);
-    if (down.size === 2) {
+    if (steering && down.size === 1) map.goMini(now.x, now.y);
+    else if (down.size === 2) {
       const [a, b] = [...down.values()];
       const next = gap();
       map.zoom(next / spread, (a.x + b.x) / 2, (a.y + b.y) / 2);
@@ -52,14 +59,21 @@ export function attachGestures(map) {
 
   const up = (event) => {
     const single = down.size === 1;
-    if (down.delete(event.pointerId) && single && event.type === "pointerup" && moved <= 4) {
+    if (down.delete(event.pointerId) && single && !steering && event.type === "pointerup" && moved <= 4) {
       const { x, y } = place(event);
-      const cell = map.cellAt(x, y);
-      if (cell) map.on.choose(cell);
+      const cell = map.cellAt(x, y, true);
+      const again = event.timeStamp - tapped < TWICE && map.cellAt(x, y) !== null;
+      tapped = again ? 0 : event.timeStamp;
+      if (again) map.zoom(2, x, y);
+      else if (cell) map.on.choose(cell);
     }
   };
   canvas.addEventListener("pointerup", up);
   canvas.addEventListener("pointercancel", up);
+  // one finger may scroll the page where the whole matrix is seen; two are ours, or the browser takes them away
+  canvas.addEventListener("touchmove", (event) => {
+    if (event.touches.length > 1 && event.cancelable) event.preventDefault();
+  }, { passive: false });
   canvas.addEventListener("pointerleave", () => hover(null));
   canvas.addEventListener("wheel", (event) => {
     if (document.activeElement !== canvas && !event.ctrlKey && !event.metaKey) return;

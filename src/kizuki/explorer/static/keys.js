@@ -1,27 +1,36 @@
 // The keyboard: arrows act on the panel that has the focus, letters anywhere outside an input.
 import { byId } from "./dom.js";
-import { MEASURES } from "./atlas.js";
+import { MEASURES } from "./store.js";
 
-const PANELS = { 1: "tokens", 2: "atlas", 3: "map" };
+const PANELS = { 1: "tokens", 2: "atlas", 3: "map", 4: "strips", 5: "compare-open", 6: "pin" };
 
 export function attachKeys(page) {
   const { store } = page;
 
-  function inText(key) {
-    const { state } = store;
-    const field = state.direction === "reads" ? "query" : "key";
-    const at = state[field];
+  /** Arrows move; with shift they draw the selection out, with ctrl they leave it, and space adds or takes one. */
+  function inText(key, event = {}) {
+    const { units, field } = page;
+    const at = store.state[field];
+    const unit = units.of[at];
     const last = page.meta.tokens.labels.length - 1;
+    if (key === " ") {
+      page.chooseToken(at, "toggle");
+      return true;
+    }
+    if (key === "Escape" && store.state.several) {
+      store.set({ several: "" });
+      return true;
+    }
     const next = {
-      ArrowLeft: () => at - 1,
-      ArrowRight: () => at + 1,
+      ArrowLeft: () => units.starts[Math.max(0, unit - 1)],
+      ArrowRight: () => units.starts[Math.min(units.starts.length - 1, unit + 1)],
       ArrowUp: () => page.text.neighbourLine(at, -1),
       ArrowDown: () => page.text.neighbourLine(at, 1),
       Home: () => 0,
       End: () => last,
     }[key];
     if (!next) return false;
-    page.chooseToken(Math.max(0, Math.min(last, next())));
+    page.chooseToken(Math.max(0, Math.min(last, next())), event.shiftKey ? "extend" : event.ctrlKey || event.metaKey ? "move" : "only");
     return true;
   }
 
@@ -32,8 +41,13 @@ export function attachKeys(page) {
     return true;
   }
 
-  function inMap(key) {
+  function inMap(key, event) {
     const { query, key: at } = store.state;
+    const pan = event.shiftKey && { ArrowLeft: [-0.25, 0], ArrowRight: [0.25, 0], ArrowUp: [0, -0.25], ArrowDown: [0, 0.25] }[key];
+    if (pan) {
+      page.map.pan(...pan);
+      return true;
+    }
     if (key === "ArrowLeft") store.set({ key: at - 1 });
     else if (key === "ArrowRight") store.set({ key: at + 1 });
     else if (key === "ArrowUp") store.set({ query: query - 1 });
@@ -52,6 +66,12 @@ export function attachKeys(page) {
     else if (key === ".") store.step("head", 1);
     else if (key === "r") page.turnTo(store.state.direction === "reads" ? "readers" : "reads");
     else if (key === "m") store.set({ measure: MEASURES[(MEASURES.indexOf(store.state.measure) + 1) % MEASURES.length] });
+    else if (key === "p" || key === "P") page.pins.toggle();
+    else if (key === "c") page.compare.toggle();
+    else if (key === "w" && store.shape.words) store.set({ unit: store.state.unit === "word" ? "token" : "word" });
+    else if (key === "l") store.set({ lesson: "1" });
+    else if (key === "t") page.tour.go(Number(store.state.tour) + 1);
+    else if (key === "Escape" && store.state.tour) page.tour.end();
     else if (key === "/") page.search.open();
     else if (key === "?") page.openHelp();
     else if (PANELS[key]) byId(PANELS[key]).focus();
@@ -60,15 +80,17 @@ export function attachKeys(page) {
   }
 
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || byId("help").open) return;
+    if (event.altKey || event.isComposing || document.querySelector("dialog[open]")) return;
     const { target } = event;
+    const held = event.ctrlKey || event.metaKey;
+    if (held && !(target.id === "tokens" && (event.key.startsWith("Arrow") || event.key === " "))) return;
     if (target.closest("input, select, textarea")) return;
     const panel = target.id;
     const loose = target === document.body;
     const handled =
       (panel === "atlas" && inAtlas(event.key)) ||
-      (panel === "map" && inMap(event.key)) ||
-      (panel === "tokens" && inText(event.key)) ||
+      (panel === "map" && inMap(event.key, event)) ||
+      (panel === "tokens" && inText(event.key, event)) ||
       (loose && (event.key === "ArrowLeft" || event.key === "ArrowRight") && inText(event.key)) ||
       anywhere(event.key);
     if (handled) event.preventDefault();

@@ -1,61 +1,86 @@
-// The page: one selection, four panels that follow it. Everything shown is computed from this file's own data.
-import { byId, h, legend, perFrame, say, visibleLabel } from "./dom.js";
-import { FLOOR, colourTable, cssColour, weightScale } from "./colour.js";
+// The page: one selection, four panels that follow it. Everything shown comes from its source (source.js).
+import { byId, h, legend, onClick, perFrame, say, visibleLabel } from "./dom.js";
+import { FLOOR, colourTable, cssColour, signedTable, weightScale } from "./colour.js";
 import { translator } from "./words.js";
-import { Store, formatHash, parseHash } from "./store.js";
-import { Data } from "./data.js";
-import { digits, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
+import { DEFAULTS, MEASURES, Store, parseHash } from "./store.js";
+import { Address } from "./address.js";
+import { between, formatTokens, parseTokens, toggled } from "./selection.js";
+import { unitsOf } from "./units.js";
+import { work } from "./worker.js";
+import { openSource } from "./source.js";
+import { byUnits, digits, joinColumns, joinRows, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
 import { TextPanel } from "./text.js";
-import { Atlas, MEASURES } from "./atlas.js";
+import { Atlas } from "./atlas.js";
 import { MatrixMap } from "./map.js";
 import { Pictures } from "./pictures.js";
-import { startEngine } from "./runner.js";
 import { ReadingTable, cellLine, neighbours, showNumbers, showPrediction } from "./tables.js";
+import { Microscope } from "./microscope.js";
+import { Compare } from "./compare.js";
+import { Pins } from "./pins.js";
+import { Save } from "./save.js";
+import { Tour } from "./tour.js";
+import { LessonMode } from "./lesson.js";
 import { Search, commandFor, fillWords, keyList, liveText, showProvenance } from "./chrome.js";
 import { attachKeys } from "./keys.js";
 import { darkNow, rememberChoice, startLanguage } from "./taste.js";
 
 class Page {
-  constructor(meta) {
+  constructor(source) {
+    const { meta } = source;
     this.meta = meta;
-    this.data = new Data(meta);
+    this.data = source;
     this.language = startLanguage();
     this.t = translator(this.language);
     this.preview = { token: null, head: null };
-    this.turn = 0; // counts refreshes, so that a slow one cannot overwrite a newer one
+    this.asked = new AbortController(); // of the newest refresh: what an older one asked for is taken back
+    this.cellAsked = new AbortController();
     const shape = { layers: meta.layers.map((info) => info.layer), heads: meta.heads, queries: meta.queries, keys: meta.keys };
-    this.store = new Store({ ...meta.start, direction: "reads", measure: "entropy", row: "entropy", pool: "mass", scale: "log", ...parseHash(location.hash) }, shape);
+    this.allUnits = unitsOf(meta.tokens);
+    shape.words = this.allUnits.word !== null;
+    this.store = new Store({ ...DEFAULTS, ...meta.start, ...parseHash(location.hash) }, shape);
+    this.anchor = null; // the token from which a range is drawn out
+    this.adding = false; // whether each click adds a token to the selection
     this.build();
     this.store.listen((state, changed) => this.changed(changed));
-    window.addEventListener("hashchange", () => this.store.set(parseHash(location.hash)));
+    this.address = new Address(this.store);
     this.restyle();
     this.changed(new Set(["layer", "head", "query", "key"]));
+    this.map.restore(this.store.state.view);
   }
 
   build() {
     const { store } = this;
     this.refreshSoon = perFrame(() => this.refresh());
-    this.text = new TextPanel(this.meta.tokens, {
+    this.text = new TextPanel(this.units, {
       hover: (token) => this.setPreview({ token }),
-      choose: (token, other) => this.chooseToken(token, other),
+      choose: (token, how) => this.chooseToken(token, this.adding && how === "only" ? "toggle" : how),
+      drag: (from, to) => this.chooseRange(from, to),
     });
     this.atlas = new Atlas(this.meta, {
       hover: (head) => this.setPreview({ head }),
       choose: (cell) => store.set(cell),
     });
-    this.engine = startEngine(byId("kz-worker").textContent, (message) => {
+    this.engine = this.data.engine((message) => {
       this.pictures.receive(message);
       if (message.type === "checked" && message.id === this.pictures.id) this.refreshSoon();
     });
-    this.pictures = new Pictures((message) => this.engine.send(message), () => this.map.draw());
+    this.pictures = new Pictures((message) => this.engine.send(message), () => this.map.draw(), (error) => this.fail(error));
     this.map = new MatrixMap(this.meta, this.pictures, {
       hover: (cell) => this.showCell(cell),
       choose: (cell) => store.set(cell),
+      view: (view) => store.set({ view }),
     });
     this.table = new ReadingTable();
-    this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token) }, (...args) => this.t(...args));
+    this.microscope = new Microscope(this);
+    this.compare = new Compare(this);
+    this.pins = new Pins(this);
+    this.files = new Save(this);
+    this.tour = new Tour(this);
+    this.lesson = new LessonMode(this);
+    this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token), all: (tokens) => this.chooseAll(tokens) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
+    this.data.listen(() => this.refreshSoon());
   }
 
   buildControls() {
@@ -68,18 +93,21 @@ class Page {
       const [field, value] = button.dataset.set.split(" ");
       button.addEventListener("click", () => (field === "direction" ? this.turnTo(value) : store.set({ [field]: value })));
     }
-    byId("zoom-in").addEventListener("click", () => this.map.zoom(1.6));
-    byId("zoom-out").addEventListener("click", () => this.map.zoom(1 / 1.6));
-    byId("zoom-fit").addEventListener("click", () => this.map.fit());
-    byId("help-open").addEventListener("click", () => this.openHelp());
-    byId("help-close").addEventListener("click", () => byId("help").close());
-    byId("language").addEventListener("click", () => {
+    onClick("adding", () => this.setAdding(!this.adding));
+    onClick("alone", () => this.store.set({ several: "" }));
+    for (const button of document.querySelectorAll("[data-set^='unit']")) button.parentElement.hidden = !store.shape.words;
+    onClick("zoom-in", () => this.map.zoom(1.6));
+    onClick("zoom-out", () => this.map.zoom(1 / 1.6));
+    onClick("zoom-fit", () => this.map.fit());
+    onClick("help-open", () => this.openHelp());
+    onClick("help-close", () => byId("help").close());
+    onClick("language", () => {
       this.language = this.language === "en" ? "ja" : "en";
       this.t = translator(this.language);
       rememberChoice("language", this.language);
       this.restyle();
     });
-    byId("theme").addEventListener("click", () => {
+    onClick("theme", () => {
       document.documentElement.dataset.theme = darkNow() ? "light" : "dark";
       rememberChoice("theme", document.documentElement.dataset.theme);
       this.restyle();
@@ -87,7 +115,7 @@ class Page {
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
     byId("atlas-twin").addEventListener("toggle", () => this.showAtlasTwin());
     byId("map-twin").addEventListener("toggle", () => this.showMapTwin());
-    byId("reading-rows").addEventListener("click", (event) => {
+    onClick("reading-rows", (event) => {
       const row = event.target.closest("tr");
       if (row) store.set({ [store.state.direction === "reads" ? "key" : "query"]: Number(row.dataset.token) });
     });
@@ -100,16 +128,61 @@ class Page {
     this.refreshSoon();
   }
 
-  chooseToken(token, other = false) {
-    const reads = this.store.state.direction === "reads";
-    this.store.set({ [reads === !other ? "query" : "key"]: token });
+  get units() {
+    return this.allUnits[this.store.state.unit];
+  }
+
+  /** The field that holds the token whose reading is shown. */
+  get field() {
+    return this.store.state.direction === "reads" ? "query" : "key";
+  }
+
+  /** The tokens selected by hand, in order; without `several` the unit of the one. */
+  selected() {
+    const { state } = this.store;
+    const list = state.several ? parseTokens(state.several, this.meta.tokens.labels.length) : [state[this.field]];
+    return [...new Set(list.flatMap((token) => this.units.around(token)))];
+  }
+
+  /** how: "only" this token; "toggle" it in the selection; "extend" the selection to it; "move" to it and leave
+      the selection; "other": it becomes the other end, the key of what reads or the query of what is read. */
+  chooseToken(token, how = "only") {
+    const { field } = this;
+    if (how === "other") this.store.set({ [field === "query" ? "key" : "query"]: token });
+    else if (how === "extend") this.chooseRange(this.anchor ?? this.store.state[field], token);
+    else if (how === "move") this.store.set({ [field]: token, several: formatTokens(this.selected()) });
+    else if (how === "toggle") {
+      const list = toggled(this.selected(), this.units.around(token));
+      const at = list.length === 0 || list.includes(token) ? token : list[0];
+      this.store.set({ [field]: at, several: this.several(list) });
+    } else this.store.set({ [field]: token, several: "" });
+  }
+
+  chooseAll(tokens) {
+    this.store.set({ [this.field]: tokens[0], several: this.several(tokens.flatMap((token) => this.units.around(token))) });
+  }
+
+  chooseRange(from, to) {
+    this.anchor = from;
+    const list = between(from, to).flatMap((token) => this.units.around(token));
+    this.store.set({ [this.field]: to, several: this.several(list) });
+  }
+
+  /** A selection of one unit needs no list. */
+  several(list) {
+    return new Set(list.map((token) => this.units.of[token])).size > 1 ? formatTokens(list) : "";
+  }
+
+  setAdding(adding) {
+    this.adding = adding;
+    byId("adding").setAttribute("aria-pressed", String(adding));
   }
 
   /** What it reads, or who reads it: of the same token either way. */
   turnTo(direction) {
     const { state } = this.store;
     if (direction === state.direction) return;
-    this.store.set(direction === "reads" ? { direction, query: state.key } : { direction, key: state.query });
+    this.store.set({ direction, several: state.several, ...(direction === "reads" ? { query: state.key } : { key: state.query }) });
   }
 
   goTo(token) {
@@ -123,16 +196,14 @@ class Page {
   }
 
   changed(changed) {
+    if (changed.has("view")) this.map.restore(this.store.state.view);
+    if (changed.size === 1 && changed.has("view")) return; // the picture follows by itself
     this.busy = true; // until a refresh has caught up
-    clearTimeout(this.hashTimer);
-    this.hashTimer = setTimeout(() => {
-      const hash = formatHash(this.store.state);
-      if (hash !== location.hash) history.replaceState(null, "", hash);
-    }, 200);
+    if (changed.has(this.field) && !this.store.state.several) this.anchor = this.store.state[this.field];
+    if (changed.has("unit")) this.text.show(this.units);
     if (changed.has("scale")) this.restyle();
     const { state } = this.store;
-    const chosen = state.direction === "reads" ? "query" : "key";
-    if (changed.has(chosen) || changed.has("direction")) this.text.reveal(state[chosen]);
+    if (changed.has(this.field) || changed.has("direction") || changed.has("unit")) this.text.reveal(state[this.field]);
     this.map.hovered = null; // what is said about the matrix follows the selection until the pointer moves again
     if ((changed.has("query") || changed.has("key")) && this.map.state) this.follow();
     this.refreshSoon();
@@ -147,6 +218,7 @@ class Page {
   restyle() {
     const dark = darkNow();
     this.colours = colourTable(dark);
+    this.signed = signedTable(dark);
     this.scale = weightScale(this.store.state.scale);
     fillWords(this.language, this.t);
     say(byId("theme"), this.t(dark ? "theme_light" : "theme_dark"));
@@ -163,68 +235,90 @@ class Page {
   // -- what follows --------------------------------------------------------------------------------
 
   async refresh() {
-    const turn = (this.turn += 1);
-    const current = () => turn === this.turn;
+    this.asked.abort();
+    this.asked = new AbortController();
+    const { signal } = this.asked;
     const { state } = this.store;
     const { layer, head } = this.preview.head ?? state;
-    const subject = this.preview.token ?? (state.direction === "reads" ? state.query : state.key);
+    const selected = this.selected();
+    const preview = selected.includes(this.preview.token) ? null : this.preview.token; // what is selected is shown anyway
+    const subject = preview ?? state[this.field];
+    const subjects = preview === null ? selected : this.units.around(subject);
     this.showControls(state);
     this.showAtlas(state);
+    this.pins.show(state);
+    this.tour.show(state);
     const query = state.direction === "reads" ? subject : state.query;
     showPrediction(this.meta, query, this.t);
-    this.text.mark({ query: state.query, key: state.key, preview: this.preview.token, direction: state.direction });
+    this.text.mark({ query: state.query, key: state.key, preview, chosen: state[this.field], selected });
+    const read = async () => {
+      const opened = await this.data.head(layer, head);
+      const reading = await this.joined(opened, layer, head, state.direction, subjects, signal);
+      if (!signal.aborted) this.showReading(reading, { layer, head, direction: state.direction, subject, subjects });
+    };
     try {
-      const opened = await this.openMap(state, current);
-      if (!opened || !current()) return;
-      const model = await this.data.head(layer, head);
-      const reading = await this.reading(model, layer, head, state.direction, subject);
-      if (!current()) return;
-      this.showReading(reading, model, { layer, head, direction: state.direction, subject });
-      await this.showNumbers(layer, head, query, subject, current);
-      if (current()) this.busy = false;
+      // Side by side: where Python computes, the row is there long before the margins of the matrix.
+      await Promise.all([this.openMap(state, signal), read(), this.showNumbers(layer, head, query, subject, signal)]);
+      if (!signal.aborted) this.busy = false;
     } catch (error) {
-      if (current()) this.fail(error);
+      if (!signal.aborted) this.fail(error);
     }
   }
 
-  async reading(model, layer, head, direction, subject) {
-    if (model !== null) {
-      const open = this.pictures.head === model && this.pictures.check;
-      return direction === "reads" ? readRow(model, subject) : readColumn(model, subject, open ? this.pictures.check.badSet : null);
+  /** The readings of all subjects as one: of words where the text is shown as words. */
+  async joined(opened, layer, head, direction, subjects, signal, units = this.units) {
+    const readings = [];
+    let rested = performance.now();
+    for (const subject of subjects) {
+      if (performance.now() - rested > 40) { // thousands of rows leave the page alive
+        await new Promise((resume) => setTimeout(resume, 0));
+        rested = performance.now();
+      }
+      signal.throwIfAborted();
+      readings.push(await this.reading(opened, layer, head, direction, subject, signal));
+    }
+    const one = readings.length === 1 ? readings[0] : (direction === "reads" ? joinRows : joinColumns)(readings);
+    return units.joined ? byUnits(one, units, direction) : one;
+  }
+
+  async reading(opened, layer, head, direction, subject, signal) {
+    if (opened !== null) {
+      if (direction === "reads") return readRow(await opened.row(subject, signal));
+      const check = this.pictures.head === opened && this.pictures.check;
+      return readColumn(await opened.column(subject, check ? check.badSet : null, signal));
     }
     const top = await this.data.top(layer, head);
     const received = (await this.data.received(layer, head))[subject];
-    if (top === null) return { exact: false, bad: null, dense: null, list: [], total: direction === "reads" ? 1 : received };
+    if (top === null) return { exact: false, bad: null, dense: null, list: [], total: direction === "reads" ? 1 : received, score: null };
     return direction === "reads" ? readTopRow(top, subject, 1) : readTopColumn(top, subject, received);
   }
 
-  showReading(reading, model, { layer, head, direction, subject }) {
-    const { labels } = this.meta.tokens;
-    const { scale, colours, t } = this;
+  showReading(reading, { layer, head, direction, subject, subjects }) {
+    const { scale, colours, t, units } = this;
+    const names = [...new Set(subjects.map((token) => units.of[token]))].map((unit) => units.labels[unit]);
+    this.shown = { reading, layer, head, direction, subjects, names, units };
+    byId("alone").hidden = this.store.state.several === "";
     this.text.paint(reading.list, scale, colours);
     const share = percent(massShown(reading, { floor: scale.floor }));
     say(byId("mass"), reading.bad || reading.total === 0 ? "" : t("mass_shown", { p: share }));
-    const notes = [t("painted", { floor: scale.floor === FLOOR ? "0.0001" : "1/256" })];
+    const sum = names.length > 1 ? [t(direction === "reads" ? "several_reads" : "several_readers", { n: names.length })] : [];
+    const notes = [...sum, t("painted", { floor: scale.floor === FLOOR ? "0.0001" : "1/256" })];
     if (!reading.exact) notes.unshift(this.meta.top > 0 ? t("partial", { k: this.meta.top, layer }) : t("partial_none", { layer }));
     say(byId("text-note"), notes.join(" "));
-    const scoreOf = model === null ? null : (token) => (direction === "reads" ? model.score(subject, token) : model.score(token, subject));
-    this.table.show({ reading, direction, subject, labels, t, scoreOf, colour: (w) => cssColour(colours, scale.at(w)) });
+    this.table.show({ reading, direction, subject, names, units, t, scoreOf: reading.score, colour: (w) => cssColour(colours, scale.at(w)) });
     clearTimeout(this.liveTimer);
     if (this.preview.token === null && this.preview.head === null) {
-      this.liveTimer = setTimeout(() => say(byId("live"), liveText(reading, { layer, head, subject, direction, labels, share }, t)), 400);
+      this.liveTimer = setTimeout(() => say(byId("live"), liveText(reading, { layer, head, subject, direction, names, units, share }, t)), 400);
     }
   }
 
   /** The statistics of row `query`, and what `token` receives as a key. */
-  async showNumbers(layer, head, query, token, current) {
-    const rows = {};
-    for (const name of MEASURES) {
-      const values = await this.data.rowStatistic(layer, head, name);
-      rows[name] = values === null ? null : values[query];
-    }
-    const received = await this.data.received(layer, head);
-    const ranges = await this.data.ranges(layer);
-    if (!current()) return;
+  async showNumbers(layer, head, query, token, signal) {
+    const [ranges, received, ...found] = await Promise.all([
+      this.data.ranges(layer), this.data.received(layer, head), ...MEASURES.map((name) => this.data.rowStatistic(layer, head, name)),
+    ]);
+    if (signal.aborted) return;
+    const rows = Object.fromEntries(MEASURES.map((name, at) => [name, found[at] === null ? null : found[at][query]]));
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
     const means = Object.fromEntries(MEASURES.map((name) => [name, this.atlas.value(layer, head, name)]));
     showNumbers({
@@ -247,15 +341,17 @@ class Page {
     this.atlas.show({ measure: state.measure, layer: state.layer, head: state.head, table: this.colours, t, preview: this.preview.head });
     const at = this.preview.head ?? state;
     const value = this.atlas.value(at.layer, at.head);
-    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === null ? t("undefined") : digits(value)} ${t(`${state.measure}_unit`)}`;
+    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === undefined ? t("unread") : value === null ? t("undefined") : digits(value)} ${t(`${state.measure}_unit`)}`;
     say(byId("atlas-cell"), name.trim());
     byId("atlas").setAttribute("aria-label", name);
     const notes = [t("mean_over", { n: this.meta.queries }), `${t(state.measure)}: ${t(`${state.measure}_note`, { bound: digits(this.meta.bound) })}${this.language === "ja" ? "。" : "."}`];
     if (state.measure === "first_key") {
-      const all = this.meta.means.first_key.flat();
-      notes.push(t("sink_rate", { p: percent(all.filter((v) => v > 0.3).length / all.length) }));
+      const all = this.meta.means.first_key.flat().filter((v) => v !== null);
+      notes.push(t("sink_rate", { p: percent(all.filter((v) => v > 0.3).length / Math.max(1, all.length)) }));
     }
     if (this.meta.layers.some((info) => !info.full)) notes.push(t("atlas_partial"));
+    if (this.meta.read < this.meta.layers.length) notes.push(t("layers_read", { n: this.meta.read, m: this.meta.layers.length }));
+    if (this.meta.trouble) notes.push(t("layers_trouble", { reason: this.meta.trouble }));
     say(byId("atlas-note"), notes.join(" "));
     this.showAtlasTwin();
   }
@@ -270,40 +366,43 @@ class Page {
   }
 
   /** Open the chosen head's matrix if it is not open yet, and lay its margins and words around it. */
-  async openMap(state, current) {
+  async openMap(state, signal) {
     const { layer, head } = state;
+    const [opened, coarse, ranges] = await Promise.all([this.data.head(layer, head), this.data.picture(layer, head), this.data.ranges(layer)]);
+    if (signal.aborted) return;
     const name = `${layer} ${head}`;
-    const [model, coarse, ranges, received, row] = await Promise.all([
-      this.data.head(layer, head), this.data.picture(layer, head), this.data.ranges(layer),
-      this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row),
-    ]);
-    if (!current()) return false;
-    if (this.opened !== name || this.pictures.head !== model) {
+    if (this.opened !== name || this.pictures.head !== opened) {
       this.opened = name;
-      this.pictures.open(model, coarse);
+      this.pictures.open(opened, coarse);
+      this.margins = { received: null, receivedTop: null, row: null, rowTop: null };
     }
+    this.map.show({ state, ranges, margins: this.margins, table: this.colours, scale: this.scale });
+    say(byId("map-title"), `${this.t("layer")} ${layer} · ${this.t("head")} ${head}`);
+    const [received, row] = await Promise.all([this.data.received(layer, head), this.data.rowStatistic(layer, head, state.row), this.showCell(this.map.hovered), this.showMapTwin(), this.microscope.show(opened, state, signal), this.compare.show(opened, state, signal), this.lesson.show(opened, state, signal)]);
+    if (signal.aborted) return;
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
     const mean = seen && Float32Array.from(received, (sum, j) => sum / Math.max(1, seen[j]));
-    const margins = { received: mean, receivedTop: mean && largest(mean), row, rowTop: rowTop(state.row, row, ranges, this.meta.keys) };
-    this.map.show({ state, ranges, margins, table: this.colours, scale: this.scale });
-    this.model = model;
-    say(byId("map-title"), `${this.t("layer")} ${layer} · ${this.t("head")} ${head}`);
+    this.margins = { received: mean, receivedTop: mean && largest(mean), row, rowTop: rowTop(state.row, row, ranges, this.meta.keys) };
+    this.map.show({ state, ranges, margins: this.margins, table: this.colours, scale: this.scale });
     this.showMapStatus(state);
-    this.showCell(this.map.hovered);
-    this.showMapTwin();
-    return true;
+  }
+
+  /** Why a layer's heads do not open on this page. */
+  whyClosed(layer) {
+    const { reason } = this.data.layer(layer);
+    if (reason) return this.t("refused", { layer, reason: reason[this.language] });
+    return this.t("left_out", { layer, limit: this.meta.limit_mb, command: commandFor(this.meta, layer) });
   }
 
   showMapStatus(state) {
     const { t, meta, pictures } = this;
     const { layer } = state;
-    const info = this.data.layer(layer);
     const status = byId("map-status");
     document.querySelector("[data-set='pool peak']").disabled = pictures.head === null; // the file holds masses only
     status.className = "note";
     if (pictures.head === null) {
       status.className = "note warn";
-      say(status, info.reason ? t("refused", { layer, reason: info.reason[this.language] }) : t("left_out", { layer, limit: meta.limit_mb, command: commandFor(meta, layer) }));
+      say(status, this.whyClosed(layer));
     } else if (pictures.check === null) say(status, t("reading_rows"));
     else if (pictures.check.bad.length > 0) {
       status.className = "note warn";
@@ -315,31 +414,52 @@ class Page {
     say(byId("map-note"), [...sides, t(state.pool === "mass" || pictures.head === null ? "mass_note" : "peak_note"), block].join(" "));
   }
 
-  showCell(hovered) {
-    const { state } = this.store;
-    const { query, key } = hovered ?? state;
-    const line = byId("cell");
-    if (this.model) {
-      const bad = this.pictures.check?.badSet.has(query) ?? false;
-      if (bad) say(line, this.t("disagree", { n: 1, d: digits(this.pictures.check.worst) }));
-      else say(line, cellLine(this.model.cell(query, key), this.meta.tokens.labels, query, key, this.t));
-      byId("map").setAttribute("aria-label", line.textContent);
+  async showCell(hovered) {
+    this.cellAsked.abort();
+    this.cellAsked = new AbortController();
+    const { signal } = this.cellAsked;
+    const { query, key } = hovered ?? this.store.state;
+    const tell = (text) => {
+      say(byId("cell"), text);
+      byId("map").setAttribute("aria-label", text);
+    };
+    const { head, check, coarse } = this.pictures;
+    if (head !== null) {
+      if (check?.badSet.has(query)) return tell(this.t("disagree", { n: 1, d: digits(check.worst) }));
+      try {
+        const cell = await head.cell(query, key, signal);
+        if (!signal.aborted) tell(cellLine(cell, this.meta.tokens.labels, query, key, this.t));
+      } catch (error) {
+        if (!signal.aborted) this.fail(error);
+      }
       return;
     }
-    if (!this.pictures.coarse) return;
+    if (!coarse) return;
     const { rows, cols } = this.meta.picture;
     const r = Math.floor((query * rows) / this.meta.queries), c = Math.floor((key * cols) / this.meta.keys);
     const span = (at, count, whole) => [Math.ceil((at * whole) / count), Math.ceil(((at + 1) * whole) / count) - 1];
     const [a, b] = span(r, rows, this.meta.queries), [from, to] = span(c, cols, this.meta.keys);
-    say(line, `${this.t("of_block", { a, b, c: from, d: to })}: ${this.t("block_mass", { v: digits(this.pictures.coarse[r * cols + c]) })}`);
-    byId("map").setAttribute("aria-label", line.textContent);
+    tell(`${this.t("of_block", { a, b, c: from, d: to })}: ${this.t("block_mass", { v: digits(coarse[r * cols + c]) })}`);
   }
 
-  showMapTwin() {
+  async showMapTwin() {
     if (!byId("map-twin").open) return;
     const { query, key } = this.store.state;
-    const refused = (i) => this.pictures.check?.badSet.has(i) ?? !this.model.checkRow(i).ok;
-    byId("map-table").replaceChildren(this.model ? neighbours(this.model, query, key, this.meta.tokens.labels, refused, this.t) : h("p", { class: "note" }, byId("map-status").textContent));
+    const { signal } = this.asked;
+    const { head } = this.pictures;
+    if (head === null) {
+      byId("map-table").replaceChildren(h("p", { class: "note" }, byId("map-status").textContent));
+      return;
+    }
+    const made = await neighbours(head, query, key, this.meta.tokens.labels, this.t, signal);
+    if (!signal.aborted) byId("map-table").replaceChildren(made);
+  }
+
+  /** A short word about what has just been done. */
+  say(name, values) {
+    say(byId("notice"), this.t(name, values));
+    clearTimeout(this.noticeTimer);
+    this.noticeTimer = setTimeout(() => say(byId("notice"), ""), 6000);
   }
 
   fail(error) {
@@ -377,8 +497,15 @@ function largest(values) {
   return top || 1;
 }
 
-const meta = JSON.parse(byId("kz-meta").textContent);
-document.title = `${meta.model} – kizuki`;
-say(byId("model"), meta.model);
-globalThis.kizukiPage = new Page(meta); // for people at the console, and for the tests
-globalThis.kizukiPage.visibleLabel = visibleLabel;
+if (typeof document === "undefined") work(); // this script again, beside the page
+else openSource().then((source) => {
+  const { model } = source.meta;
+  document.title = `${model} – kizuki`;
+  say(byId("model"), model);
+  globalThis.kizukiPage = new Page(source); // for people at the console, and for the tests
+  globalThis.kizukiPage.visibleLabel = visibleLabel;
+}).catch((error) => {
+  byId("failure").hidden = false;
+  say(byId("failure"), error.message);
+  throw error;
+});

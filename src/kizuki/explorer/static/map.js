@@ -5,9 +5,10 @@ import { TILE } from "./engine.js";
 import { attachGestures } from "./gestures.js";
 
 const SMALLEST_VIEW = 6; // cells across at the closest zoom
+const NAMED = 12; // pixels a cell from which on tokens have their names beside it
 
 export class MatrixMap {
-  /** on: { hover({query, key} | null), choose({query, key}) } ; pictures: Pictures */
+  /** on: { hover({query, key} | null), choose({query, key}), view(text) } ; pictures: Pictures */
   constructor(meta, pictures, on) {
     this.meta = meta;
     this.pictures = pictures;
@@ -16,6 +17,7 @@ export class MatrixMap {
     this.cells = Math.max(meta.queries, meta.keys);
     this.view = { x: 0, y: 0, size: this.cells }; // in cells: left key, top query, cells across
     this.hovered = null;
+    this.mini = null; // where the whole matrix stands in small, while only a part is seen
     this.draw = perFrame(() => this.paint());
     new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
     attachGestures(this);
@@ -42,9 +44,15 @@ export class MatrixMap {
     return this.geometry().side / this.view.size;
   }
 
-  /** Screen place -> cell, or null outside the matrix. */
-  cellAt(x, y) {
+  /** Screen place -> cell; beside the picture, on the tokens' names, their query or key with the chosen other one;
+      null anywhere else. */
+  cellAt(x, y, names = false) {
     const g = this.geometry();
+    if (names && this.cellSize >= NAMED && !this.overMini(x, y)) {
+      const key = Math.floor(this.view.x + (x - g.x0) / this.cellSize), query = Math.floor(this.view.y + (y - g.y0) / this.cellSize);
+      if (y < g.top && x >= g.x0 && x < g.x0 + g.side && key < this.meta.keys) return { query: this.state.query, key };
+      if (x < g.left && y >= g.y0 && y < g.y0 + g.side && query < this.meta.queries) return { query, key: this.state.key };
+    }
     if (x < g.x0 || y < g.y0 || x >= g.x0 + g.side || y >= g.y0 + g.side) return null;
     const key = Math.floor(this.view.x + (x - g.x0) / this.cellSize);
     const query = Math.floor(this.view.y + (y - g.y0) / this.cellSize);
@@ -56,8 +64,38 @@ export class MatrixMap {
     const limited = Math.max(Math.min(SMALLEST_VIEW, this.cells), Math.min(this.cells, size));
     const within = (value) => Math.max(0, Math.min(this.cells - limited, value));
     this.view = { x: within(x), y: within(y), size: limited };
+    this.on.view(this.viewText());
     this.canvas.style.touchAction = limited < this.cells ? "none" : "pan-y";
     this.draw();
+  }
+
+  /** The view for the URL, empty for the whole matrix; and back. */
+  viewText() {
+    const { x, y, size } = this.view;
+    return size >= this.cells ? "" : [x, y, size].map((n) => Number(n.toFixed(2))).join("_");
+  }
+
+  restore(text) {
+    if (text === this.viewText()) return;
+    if (text === "") this.fit();
+    else this.setView(...text.split("_").map(Number));
+  }
+
+  /** Move the view by parts of itself. */
+  pan(right, down) {
+    const { x, y, size } = this.view;
+    this.setView(x + right * size, y + down * size, size);
+  }
+
+  /** A place on the small picture of the whole: the view goes there. */
+  overMini(x, y) {
+    const m = this.mini;
+    return m !== null && x >= m.x && y >= m.y && x < m.x + m.side && y < m.y + m.side;
+  }
+
+  goMini(x, y) {
+    const m = this.mini, { size } = this.view;
+    this.setView(((x - m.x) / m.side) * this.cells - size / 2, ((y - m.y) / m.side) * this.cells - size / 2, size);
   }
 
   /** Zoom by `factor` (> 1 is closer) around a screen place, or around the chosen cell. */
@@ -84,10 +122,10 @@ export class MatrixMap {
     this.setView(into(x, key), into(y, query), size);
   }
 
-  paint() {
+  paint(given = null) {
     if (!this.state) return;
     const g = this.geometry();
-    const context = sizeCanvas(this.canvas, g.width, g.height);
+    const context = given ?? sizeCanvas(this.canvas, g.width, g.height);
     context.clearRect(0, 0, g.width, g.height);
     this.paintGround(context, g);
     context.save();
@@ -100,6 +138,7 @@ export class MatrixMap {
     context.restore();
     this.paintMargins(context, g);
     this.paintLabels(context, g);
+    this.paintMini(context, g);
     context.strokeStyle = cssVariable("--line");
     context.strokeRect(g.x0 - 0.5, g.y0 - 0.5, g.side + 1, g.side + 1);
   }
@@ -247,25 +286,60 @@ export class MatrixMap {
     context.fillStyle = cssVariable("--muted");
     context.font = "11px system-ui, 'Noto Sans CJK JP', sans-serif";
     context.textBaseline = "middle";
-    const step = cell >= 12 ? 1 : niceStep(40 / cell);
-    const name = (i, limit) => (cell >= 12 ? shorten(visibleLabel(labels[i], 12), context, limit) : String(i));
+    const step = cell >= NAMED ? 1 : niceStep(40 / cell);
+    const name = (i, limit) => (cell >= NAMED ? shorten(visibleLabel(labels[i], 12), context, limit) : String(i));
     const firstOf = (start) => Math.ceil(start / step) * step;
     context.textAlign = "right";
     for (let i = firstOf(this.view.y); i < Math.min(this.meta.queries, this.view.y + this.view.size); i += step) {
       const y = g.y0 + (i + 0.5 - this.view.y) * cell;
-      if (y >= g.y0 && y < g.y0 + g.side) this.label(context, name(i, g.left - 8), g.left - 4, y, i === this.state.query);
+      if (y < g.y0 || y >= g.y0 + g.side) continue;
+      if (cell >= NAMED) this.band(context, 0, y - cell / 2, g.left, cell - 1, i === this.state.query);
+      this.label(context, name(i, g.left - 8), g.left - 4, y, i === this.state.query);
     }
     context.textAlign = "left";
     for (let j = firstOf(this.view.x); j < Math.min(this.meta.keys, this.view.x + this.view.size); j += step) {
       const x = g.x0 + (j + 0.5 - this.view.x) * cell;
       if (x < g.x0 || x >= g.x0 + g.side) continue;
+      if (cell >= NAMED && !this.overMini(x - cell / 2, 4)) this.band(context, x - cell / 2, 0, cell - 1, g.top, j === this.state.key);
       context.save();
       context.translate(x, g.top - 4);
-      if (cell >= 12) context.rotate(-Math.PI / 2);
+      if (cell >= NAMED) context.rotate(-Math.PI / 2);
       else context.textAlign = "center";
       this.label(context, name(j, g.top - 8), 0, 0, j === this.state.key);
       context.restore();
     }
+  }
+
+  /** The strip of a token that can be chosen by its name. */
+  band(context, x, y, wide, tall, chosen) {
+    context.globalAlpha = chosen ? 0.3 : 0.6;
+    context.fillStyle = cssVariable(chosen ? "--accent" : "--button");
+    context.fillRect(x, y, wide, tall);
+    context.globalAlpha = 1;
+  }
+
+  /** The whole matrix in the corner, with a frame around what is seen. */
+  paintMini(context, g) {
+    this.mini = null;
+    if (this.view.size >= this.cells) return;
+    const p = this.pictures, { pool } = this.state;
+    const zoom = p.head && p.check ? Math.max(...p.levels.keys()) : null;
+    const level = zoom === null ? null : p.levels.get(zoom);
+    const image = zoom !== null ? p.coloured(`${zoom} ${pool}`, level[pool], level.rows, level.cols, this.pixelPainter(0, 0, 2 ** zoom, 2 ** zoom))
+      : p.coarse ? p.coloured("coarse", p.coarse, this.meta.picture.rows, this.meta.picture.cols, this.pixelPainter(0, 0, this.meta.queries / this.meta.picture.rows, this.meta.keys / this.meta.picture.cols)) : null;
+    const m = { x: 2, y: 2, side: Math.min(g.x0, g.y0) - 10 };
+    this.mini = m;
+    context.fillStyle = cssVariable("--panel");
+    context.fillRect(m.x, m.y, m.side, m.side);
+    const cell = m.side / this.cells;
+    if (image) context.drawImage(image, m.x, m.y, m.side * (zoom !== null ? (level.cols * 2 ** zoom) / this.cells : 1), m.side * (zoom !== null ? (level.rows * 2 ** zoom) / this.cells : 1));
+    context.strokeStyle = cssVariable("--line");
+    context.strokeRect(m.x - 0.5, m.y - 0.5, m.side + 1, m.side + 1);
+    context.strokeStyle = cssVariable("--accent");
+    context.lineWidth = 2;
+    const seen = Math.max(4, this.view.size * cell);
+    context.strokeRect(m.x + this.view.x * cell, m.y + this.view.y * cell, seen, seen);
+    context.lineWidth = 1;
   }
 
   label(context, text, x, y, chosen) {

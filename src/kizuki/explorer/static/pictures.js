@@ -4,11 +4,15 @@ import { TILE, baseZoom, halve } from "./engine.js";
 
 const KEPT_TILES = 120;
 
+export function tileName({ zoom, row, col }) {
+  return `${zoom} ${row} ${col}`;
+}
+
 export class Pictures {
-  /** ask(message) sends to the engine; ready() is called whenever something new can be drawn. */
-  constructor(ask, ready) {
-    this.ask = ask;
-    this.ready = ready;
+  /** ask(message) sends to the engine; ready() is called whenever something new can be drawn, failed(error) when
+      something cannot be. */
+  constructor(ask, ready, failed) {
+    Object.assign(this, { ask, ready, failed });
     this.id = 0;
     this.clear();
   }
@@ -30,15 +34,14 @@ export class Pictures {
     this.head = head;
     this.coarse = coarse;
     if (head === null) {
-      this.ask({ type: "forget" });
+      this.ask({ type: "want", id: this.id, tiles: [] });
       return;
     }
     this.base = baseZoom(Math.max(head.queries, head.keys));
     const block = 2 ** this.base;
     const rows = Math.ceil(head.queries / block), cols = Math.ceil(head.keys / block);
     this.levels.set(this.base, { rows, cols, mass: new Float32Array(rows * cols).fill(NaN), peak: new Float32Array(rows * cols).fill(NaN) });
-    const { queries, keys, dim, q, k, lse, first, stop, scale, softcap, sink } = head;
-    this.ask({ type: "open", id: this.id, parts: { queries, keys, dim, q, k, lse, first, stop, scale, softcap, sink } });
+    this.ask({ type: "open", id: this.id, head });
   }
 
   receive(message) {
@@ -51,8 +54,11 @@ export class Pictures {
     } else if (message.type === "checked") {
       this.check = { bad: message.bad, badSet: new Set(message.bad), worst: message.worst };
       this.coarsen();
+    } else if (message.type === "failed") {
+      if (message.tile) this.wanted.delete(message.tile); // it may be tried again
+      this.failed(message.error);
     } else if (message.type === "tile") {
-      const name = `${message.zoom} ${message.row} ${message.col}`;
+      const name = tileName(message);
       this.wanted.delete(name);
       this.tiles.set(name, message);
       for (const old of [...this.tiles.keys()].slice(0, Math.max(0, this.tiles.size - KEPT_TILES))) this.tiles.delete(old);
@@ -85,15 +91,15 @@ export class Pictures {
     const missing = [];
     for (let row = Math.max(0, Math.floor(q0 / side)); row * side < Math.min(q1, this.head.queries); row += 1) {
       for (let col = Math.max(0, Math.floor(k0 / side)); col * side < Math.min(k1, this.head.keys); col += 1) {
-        const name = `${zoom} ${row} ${col}`;
+        const name = tileName({ zoom, row, col });
         if (this.tiles.has(name)) found.push({ name, row, col, picture: this.tiles.get(name) });
-        else missing.push({ name, message: { type: "tile", id: this.id, zoom, row, col } });
+        else missing.push({ zoom, row, col });
       }
     }
-    if (missing.some(({ name }) => !this.wanted.has(name))) {
-      this.ask({ type: "forget" }); // what was wanted for another view is stale
-      this.wanted = new Set(missing.map(({ name }) => name));
-      for (const { message } of missing) this.ask(message);
+    const names = missing.map(tileName);
+    if (names.some((name) => !this.wanted.has(name))) {
+      this.wanted = new Set(names);
+      this.ask({ type: "want", id: this.id, tiles: missing }); // what was wanted for another view is stale
     }
     return found;
   }

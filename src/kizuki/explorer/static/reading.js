@@ -1,22 +1,18 @@
 // What one token reads, or who reads it, under one head: exact from a Head, partial from the top-k.
 
-/** { exact, ok, dense, total, list: [{ token, weight }] in falling order }.
-    dense: weight per token, or null. total: the weight there is in all (a row: 1 or what a sink leaves;
-    a column: what the key received). `bad`: the failed check of a row that must not be drawn. */
-export function readRow(head, query) {
-  const check = head.checkRow(query);
-  if (!check.ok) return { exact: true, bad: check, dense: null, list: [], total: 0, shown: 0 };
-  const dense = head.row(query);
-  return { exact: true, bad: null, dense, list: ranked(dense), total: sum(dense) };
+// { exact, bad, dense, total, list: [{ token, weight }] in falling order, score(token) or null }.
+// dense: weight per token, or null. total: the weight there is in all (a row: 1 or what a sink leaves;
+// a column: what the key received). bad: the failed check of a row that must not be drawn.
+
+/** `row`: what an open head's row(query) gave. */
+export function readRow({ check, weights, score }) {
+  if (!check.ok) return { exact: true, bad: check, dense: null, list: [], total: 0, score };
+  return { exact: true, bad: null, dense: weights, list: ranked(weights), total: sum(weights), score };
 }
 
-/** badRows: the rows whose L was refuted, once all were checked; until then those that would be listed
-    first are checked here, so that no weight of a refused row is ever shown among them. */
-export function readColumn(head, key, badRows = null) {
-  const dense = head.column(key);
-  const suspects = badRows ?? ranked(dense).slice(0, 12).map(({ token }) => token).filter((i) => !head.checkRow(i).ok);
-  for (const i of suspects) dense[i] = 0;
-  return { exact: true, bad: null, dense, list: ranked(dense), total: sum(dense) };
+/** `column`: what an open head's column(key) gave. */
+export function readColumn({ weights, score }) {
+  return { exact: true, bad: null, dense: weights, list: ranked(weights), total: sum(weights), score };
 }
 
 export function readTopRow(top, query, total) {
@@ -25,7 +21,7 @@ export function readTopRow(top, query, total) {
     const token = top.keys[query * top.k + r];
     if (token !== top.none) list.push({ token, weight: top.weights[query * top.k + r] });
   }
-  return { exact: false, bad: null, dense: null, list, total };
+  return { exact: false, bad: null, dense: null, list, total, score: null };
 }
 
 export function readTopColumn(top, key, received) {
@@ -34,7 +30,53 @@ export function readTopColumn(top, key, received) {
     if (top.keys[at] === key) list.push({ token: Math.floor(at / top.k), weight: top.weights[at] });
   }
   list.sort((a, b) => b.weight - a.weight || a.token - b.token);
-  return { exact: false, bad: null, dense: null, list, total: received };
+  return { exact: false, bad: null, dense: null, list, total: received, score: null };
+}
+
+/** What several queries read together: the mean over them, so that rows that sum to 1 still do. */
+export function joinRows(readings) {
+  const bad = readings.find((reading) => reading.bad)?.bad ?? null;
+  return bad ? { exact: true, bad, dense: null, list: [], total: 0, score: null } : combined(readings, 1 / readings.length);
+}
+
+/** Who reads several keys: the sum over them. */
+export function joinColumns(readings) {
+  return combined(readings, 1);
+}
+
+function combined(readings, factor) {
+  const total = factor * readings.reduce((all, reading) => all + reading.total, 0);
+  const exact = readings.every((reading) => reading.exact);
+  if (readings.every((reading) => reading.dense)) {
+    const dense = new Float64Array(readings[0].dense.length);
+    for (const reading of readings) for (let i = 0; i < dense.length; i += 1) dense[i] += factor * reading.dense[i];
+    return { exact, bad: null, dense, list: ranked(dense), total, score: null };
+  }
+  const found = new Map();
+  for (const { list } of readings) for (const { token, weight } of list) found.set(token, (found.get(token) ?? 0) + factor * weight);
+  return { exact, bad: null, dense: null, list: listed(found), total, score: null };
+}
+
+/** A reading by units of the text: sums over a unit's keys (reads), means over its queries (readers). Each
+    entry stands for its unit by the unit's first token. */
+export function byUnits(reading, units, direction) {
+  const share = direction === "reads" ? () => 1 : (unit) => 1 / units.size(unit);
+  const found = new Map();
+  for (const { token, weight } of reading.list) {
+    const unit = units.of[token];
+    const first = units.starts[unit];
+    found.set(first, (found.get(first) ?? 0) + share(unit) * weight);
+  }
+  const list = listed(found);
+  let { total } = reading;
+  // of readers the means sum to something else than the weights do, known only where all weights are
+  if (direction === "readers") total = reading.exact ? list.reduce((all, { weight }) => all + weight, 0) : null;
+  return { ...reading, dense: null, list, total, score: null };
+}
+
+function listed(found) {
+  const list = [...found].map(([token, weight]) => ({ token, weight })).filter(({ weight }) => weight > 0);
+  return list.sort((a, b) => b.weight - a.weight || a.token - b.token);
 }
 
 function ranked(dense) {
@@ -49,8 +91,10 @@ function sum(dense) {
   return total;
 }
 
-/** The share of `total` that the first `count` entries, or those of at least `floor`, carry. */
+/** The share of `total` that the first `count` entries, or those of at least `floor`, carry; null where no
+    total is known. */
 export function massShown(reading, { count = Infinity, floor = 0 } = {}) {
+  if (reading.total === null) return null;
   if (!(reading.total > 0)) return 1;
   let shown = 0;
   for (let r = 0; r < reading.list.length && r < count; r += 1) {
@@ -61,6 +105,7 @@ export function massShown(reading, { count = Infinity, floor = 0 } = {}) {
 
 /** 0.93149 -> "93.1 %"; never "100.0 %" while something is missing, never "0.0 %" while something is shown. */
 export function percent(share) {
+  if (share === null) return "–";
   if (share >= 1 - 1e-9) return "100 %";
   if (share > 0.9995) return "> 99.9 %";
   if (share > 0 && share < 0.0005) return "< 0.1 %";

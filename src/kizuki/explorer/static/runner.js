@@ -17,7 +17,8 @@ export function startEngine(source, receive) {
     };
     return {
       inWorker: true,
-      send: (message) => {
+      send: (sent) => {
+        const message = withParts(sent);
         if (message.type === "open") last = message;
         if (sliced) sliced.send(message);
         else worker.postMessage(message);
@@ -39,11 +40,18 @@ function sliceEngine(receive) {
   return {
     inWorker: false,
     send: (message) => {
-      engine.receive(message);
+      engine.receive(withParts(message));
       if (!running) {
         running = true;
         setTimeout(slice, 0);
       }
     },
   };
+}
+
+/** An opened head as the numbers it is made of, which can be posted to a worker. */
+function withParts(message) {
+  if (message.type !== "open" || message.parts) return message;
+  const { queries, keys, dim, q, k, lse, first, stop, scale, softcap, sink } = message.head.model;
+  return { type: "open", id: message.id, parts: { queries, keys, dim, q, k, lse, first, stop, scale, softcap, sink } };
 }

@@ -1,6 +1,6 @@
 // The numbers beside the pictures: the reading as a table, the chosen cell, its neighbours, the head, the prediction.
-import { byId, h, say, visibleLabel } from "./dom.js";
-import { MEASURES } from "./atlas.js";
+import { byId, h, onClick, say, visibleLabel } from "./dom.js";
+import { MEASURES } from "./store.js";
 import { digits, massShown, percent } from "./reading.js";
 
 const FIRST_ROWS = 12;
@@ -9,8 +9,8 @@ const FIRST_ROWS = 12;
 export class ReadingTable {
   constructor() {
     this.count = FIRST_ROWS;
-    byId("more").addEventListener("click", () => this.grow(this.count * 4));
-    byId("fewer").addEventListener("click", () => this.grow(FIRST_ROWS));
+    onClick("more", () => this.grow(this.count * 4));
+    onClick("fewer", () => this.grow(FIRST_ROWS));
   }
 
   grow(count) {
@@ -18,11 +18,14 @@ export class ReadingTable {
     this.show(this.last);
   }
 
-  /** what: { reading, direction, subject, labels, t, colour(weight), scoreOf(token) | null } */
+  /** what: { reading, direction, subject, names, units, t, colour(weight), scoreOf(token) | null } */
   show(what) {
     this.last = what;
-    const { reading, direction, subject, labels, t, colour, scoreOf } = what;
-    const title = t(direction === "reads" ? "reads_title" : "readers_title", { token: visibleLabel(labels[subject]), i: subject });
+    const { reading, direction, subject, names, units, t, colour, scoreOf } = what;
+    const list = names.slice(0, 5).map((name) => t("quoted", { token: visibleLabel(name) })).join(t("comma")) + (names.length > 5 ? " …" : "");
+    const title = names.length === 1
+      ? t(direction === "reads" ? "reads_title" : "readers_title", { token: visibleLabel(names[0]), i: subject })
+      : t(direction === "reads" ? "reads_title_of" : "readers_title_of", { n: names.length, list });
     say(byId("reading-title"), title);
     const shown = reading.list.slice(0, this.count);
     let running = 0;
@@ -33,7 +36,7 @@ export class ReadingTable {
       bar.style.backgroundColor = colour(weight);
       return h("tr", { "data-token": token },
         h("td", { class: "n" }, String(at + 1)),
-        h("td", { class: "label" }, visibleLabel(labels[token])),
+        h("td", { class: "label" }, visibleLabel(units.label(token))),
         h("td", { class: "n" }, String(token)),
         h("td", { class: "n w" }, digits(weight)),
         h("td", { class: "barcell", "aria-hidden": "true" }, bar),
@@ -61,7 +64,7 @@ export class ReadingTable {
 
 /** One cell in the order of the formula: q·k → × scale → (softcap) → − L → weight. */
 export function cellLine(cell, labels, query, key, t) {
-  const where = `${t("query")} ${query} “${visibleLabel(labels[query], 14)}” × ${t("key")} ${key} “${visibleLabel(labels[key], 14)}”`;
+  const where = `${t("query")} ${query} ${t("quoted", { token: visibleLabel(labels[query], 14) })} × ${t("key")} ${key} ${t("quoted", { token: visibleLabel(labels[key], 14) })}`;
   if (!cell.visible) return `${where}: ${t("not_visible")}`;
   const parts = [`${t("dot")} ${digits(cell.product)}`, `${t("times_scale")} ${digits(cell.scale)} = ${digits(cell.scaled)}`];
   if (cell.score !== cell.scaled) parts.push(`${t("cap")} ${digits(cell.score)}`);
@@ -71,13 +74,14 @@ export function cellLine(cell, labels, query, key, t) {
 }
 
 /** Weights of the cells around the chosen one: the table twin of the matrix. */
-export function neighbours(head, query, key, labels, refused, t) {
+export async function neighbours(head, query, key, labels, t, signal) {
   const near = (at, count) => Array.from({ length: 7 }, (_, i) => Math.max(0, Math.min(count - 7, at - 3)) + i).filter((i) => i < count);
-  const keys = near(key, head.keys);
+  const queries = near(query, head.queries), keys = near(key, head.keys);
+  const { weights, refused } = await head.block(queries[0], queries.at(-1) + 1, keys[0], keys.at(-1) + 1, signal);
+  const shown = (i, weight) => (refused.has(i) ? "×" : Number.isNaN(weight) ? "·" : digits(weight));
   const top = h("tr", {}, h("th", { scope: "col" }, `${t("query")} ＼ ${t("key")}`), ...keys.map((j) => h("th", { scope: "col" }, `${j} ${visibleLabel(labels[j], 8)}`)));
-  const rows = near(query, head.queries).map((i) => h("tr", {}, h("th", { scope: "row" }, `${i} ${visibleLabel(labels[i], 8)}`),
-    ...keys.map((j) => h("td", { class: i === query && j === key ? "chosen" : "" },
-      refused(i) ? "×" : head.visible(i, j) ? digits(head.cell(i, j).weight) : "·"))));
+  const rows = queries.map((i, r) => h("tr", {}, h("th", { scope: "row" }, `${i} ${visibleLabel(labels[i], 8)}`),
+    ...keys.map((j, c) => h("td", { class: i === query && j === key ? "chosen" : "" }, shown(i, weights[r * keys.length + c])))));
   return h("table", { class: "numbers" }, h("caption", {}, t("map_table")), h("thead", {}, top), h("tbody", {}, ...rows));
 }
 

@@ -173,8 +173,8 @@ class Page {
             root.dataset.theme = now === "dark" ? "light" : "dark";
             this.draw();
           } }, this.say("theme"))), this.subtitle),
-      h("p", { class: "caution", role: "note" }, this.say("caution")),
-      h("div", { class: "bar-top" },
+      h("aside", { class: "caution" }, this.say("caution")),
+      h("div", { class: "bar-top", role: "region", "aria-label": this.say("settings") },
         this.sentence,
         h("div", { class: "switches", role: "group", "aria-label": this.say("settings") }, h("label", {}, this.say("head"), this.head), this.scale, this.mask,
           h("label", {}, this.say("temperature"), this.heat, this.warmth), this.back)),

@@ -1,0 +1,305 @@
+"""What Python answers the page: each question by name, its parameters checked, its answer as bytes.
+
+The server and the notebook's widget ask here; what they differ in is only how questions and bytes travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import page, start, wire
+from .atlas import Reader, rows_of
+from .budget import ROWS
+from .heads import Gone, Head, nobody_left
+from .kept import Kept
+from .tiles import TILE, Far, alone
+
+if TYPE_CHECKING:
+    from kizuki.models import Run
+
+LIMIT = 512 * 2**20  # bytes of opened heads, far pictures and row statistics that are kept
+BLOCK_SIDE = 64  # cells a side of a block of single weights, at most
+SUSPECTS = 12  # rows of a column whose L is checked: as many as the page lists at first
+DIGITS = 9  # of a number in a question
+NAMES = 200  # characters of a question's own words that an error repeats
+
+
+class QuestionError(ValueError):
+    """A question that has no answer; the message is one line and says what was expected."""
+
+
+@dataclass(frozen=True)
+class At:
+    """A head that was asked about."""
+
+    layer: int
+    slot: int
+
+
+class Answers:
+    """Everything a page can ask about one run.
+
+    Args:
+        run: what `kizuki.models.run` returned, or a `Run` around an opened recording; one text, layers that are alike.
+        limit: bytes of computed things that are kept; q and k of the recording itself are not counted.
+
+    Raises:
+        PageError: the run is not one text, or holds no layer.
+
+    Time and memory: opens every layer once (which checks it against its own output), reads a few rows to choose where
+    the page opens, and keeps O(queries + keys) numbers a layer; the rest is computed when asked for.
+    """
+
+    def __init__(self, run: Run, *, limit: int = LIMIT) -> None:
+        self.run = run
+        self.matrices, missing = page.matrices_of(run)
+        sizes = page.sizes_of(run, self.matrices)
+        self.queries, self.keys = sizes[0].queries, sizes[0].keys
+        self.kept = Kept(limit)
+        self.meta = page.meta_of(run, self.matrices, missing, sizes)
+        self.heads: list[int] = self.meta["heads"]
+        ranges: dict[int, bytes | None] = {}
+        for layer, matrix in self.matrices.items():
+            rule = matrix.visible_range()
+            ranges[layer] = None if rule is None else page.ranges_of(rule, sizes[0].heads, self.queries)
+        self.ranges = list(dict.fromkeys(part for part in ranges.values() if part is not None))
+        self.meta["layers"] = [
+            {
+                "layer": layer,
+                "full": True,
+                "reason": None,
+                "ranges": None if (own := ranges[layer]) is None else self.ranges.index(own),
+                "dim": matrix.problem.head_dim,
+                "scale": matrix.scale,
+                "softcap": matrix.problem.softcap,
+                "sinks": None if matrix.problem.sinks is None else [float(s) for s in matrix.problem.sinks],
+            }
+            for layer, matrix in self.matrices.items()
+        ]
+        self.meta["bound"] = max(page.bound_of(own, self.queries, self.keys) for own in ranges.values())
+        self.meta["rows"], self.meta["top"] = list(ROWS), 0
+        self.meta["start"] = start.choose(run.tokens, list(self.matrices), self.matrices, self.heads)
+        self.reader = Reader(self.matrices, len(self.heads), self._rows, first=self.meta["start"]["layer"])
+        self._asked: dict[str, Callable[[Mapping[str, str], Gone], dict[str, Any]]] = {
+            "meta": self._meta,
+            "atlas": self._atlas,
+            "ranges": self._ranges,
+            "rows": self._row_statistics,
+            "row": self._row,
+            "column": self._column,
+            "cell": self._cell,
+            "block": self._block,
+            "values": self._values,
+            "band": self._band,
+            "tile": self._tile,
+        }
+
+    def ask(self, what: str, parameters: Mapping[str, str], gone: Gone = nobody_left) -> bytes:
+        """The answer to one question, as `wire.pack` makes it.
+
+        Raises:
+            QuestionError: there is no such question, or a parameter is missing, unknown or out of its range.
+            Stale: `gone()` said, between two parts of the work, that nobody waits any more.
+        """
+        answer = self._asked.get(what)
+        if answer is None:
+            raise QuestionError(f"{_short(what)}: no such question; there are {', '.join(self._asked)}")
+        with self.reader.aside():
+            return wire.pack(answer(parameters, gone))
+
+    # -- parameters ------------------------------------------------------------------------------
+
+    def _take(self, parameters: Mapping[str, str], **limits: int) -> list[int]:
+        """Whole numbers, each from 0 up to but without its limit; nothing else may be asked."""
+        for name in parameters:
+            if name not in limits:
+                raise QuestionError(
+                    f"{_short(name)}: no such parameter; there are {', '.join(limits) or 'none'}"
+                )
+        found = []
+        for name, limit in limits.items():
+            text = parameters.get(name)
+            if text is None:
+                raise QuestionError(f"{name}: is missing; give a whole number in 0 … {limit - 1}")
+            if not (isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= DIGITS):
+                raise QuestionError(
+                    f"{name}: is {_short(text)} but must be a whole number in 0 … {limit - 1}"
+                )
+            if int(text) >= limit:
+                raise QuestionError(f"{name}: is {text} but must be in 0 … {limit - 1}")
+            found.append(int(text))
+        return found
+
+    def _at(self, layer: int, head: int) -> At:
+        if layer not in self.matrices:
+            raise QuestionError(f"layer: {layer} is not here; there are {page.spans(list(self.matrices))}")
+        if head not in self.heads:
+            raise QuestionError(f"head: {head} is not here; there are {page.spans(self.heads)}")
+        return At(layer, self.heads.index(head))
+
+    def _head(self, parameters: Mapping[str, str], **limits: int) -> tuple[At, Head, list[int]]:
+        """The head of `layer` and `head`, and the other numbers."""
+        layer, head, *rest = self._take(
+            parameters, layer=max(self.matrices) + 1, head=max(self.heads) + 1, **limits
+        )
+        at = self._at(layer, head)
+        return at, self._opened(at), rest
+
+    # -- what is kept ----------------------------------------------------------------------------
+
+    def _opened(self, at: At) -> Head:
+        made: Head = self.kept.get(
+            ("head", at), lambda: Head(self.matrices[at.layer], at.slot), lambda head: head.size
+        )
+        return made
+
+    def _far(self, at: At) -> Far:
+        made: Far = self.kept.get(("far", at), lambda: Far(self._opened(at)), lambda far: far.size)
+        return made
+
+    def _rows(self, layer: int, slot: int) -> dict[str, page.Floats]:
+        at = At(layer, slot)
+        made: dict[str, page.Floats] = self.kept.get(
+            ("rows", at),
+            lambda: rows_of(self._opened(at)),
+            lambda rows: sum(values.nbytes for values in rows.values()),
+        )
+        return made
+
+    # -- the answers -----------------------------------------------------------------------------
+
+    def _meta(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        self._take(parameters)
+        return {"meta": {**self.meta, **self.reader.state()}}
+
+    def _atlas(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        self._take(parameters)
+        return {"atlas": self.reader.state()}
+
+    def _ranges(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        (number,) = self._take(parameters, number=len(self.ranges))
+        first, stop = np.frombuffer(self.ranges[number], "<i4").reshape(2, self.queries)
+        return {"first": first, "stop": stop}
+
+    def _row_statistics(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        at, _, _ = self._head(parameters)
+        return dict(self._rows(at.layer, at.slot))
+
+    def _row(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        _, head, (query,) = self._head(parameters, query=self.queries)
+        head.lse(query, query + 1)  # with all threads
+        with alone():
+            weights, scores, check = head.row(query)
+        return {
+            "query": query,
+            "ok": check.ok,
+            "recorded": check.recorded,
+            "recomputed": check.recomputed,
+            "tolerance": check.tolerance,
+            "weights": page.floats(weights),
+            "scores": page.floats(scores),
+        }
+
+    def _column(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        _, head, (key,) = self._head(parameters, key=self.keys)
+        weights, scores = head.column(key, gone)
+        heaviest = weights.nan_to_num(nan=np.inf).topk(min(SUSPECTS, len(weights))).indices.tolist()
+        return {
+            "bad": [i for i in heaviest if not head.check(i).ok],
+            "weights": page.floats(weights),
+            "scores": page.floats(scores),
+        }
+
+    def _cell(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        _, head, (query, key) = self._head(parameters, query=self.queries, key=self.keys)
+        with alone():
+            steps = head.alone.steps(query, key)
+
+        def number(reading: Any) -> float | None:
+            return None if reading is None else float(reading[0, head.lane])
+
+        return {
+            "product": number(steps.dot),
+            "scale": head.scale,
+            "scaled": number(steps.scaled),
+            "capped": number(steps.capped),
+            "bent": number(steps.bent),
+            "bias": number(steps.bias),
+            "score": number(steps.score),
+            "lse": number(steps.lse),
+            "visible": bool(steps.visible[0, head.lane]),
+            "weight": number(steps.weight),
+            "q": page.floats(steps.query[0, head.lane]),
+            "k": page.floats(steps.key[0, head.lane]),
+        }
+
+    def _block(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        _, head, (i0, i1, j0, j1) = self._head(
+            parameters, i0=self.queries, i1=self.queries + 1, j0=self.keys, j1=self.keys + 1
+        )
+        if not (0 < i1 - i0 <= BLOCK_SIDE and 0 < j1 - j0 <= BLOCK_SIDE):
+            raise QuestionError(
+                f"block: is {i1 - i0} × {j1 - j0} cells but must be 1 … {BLOCK_SIDE} a side; ask for a tile"
+            )
+        weights = page.floats(head.weights(i0, i1, j0, j1, gone)).copy()
+        if head.first is not None and head.stop is not None:
+            key = np.arange(j0, j1)
+            first, stop = (end[i0:i1, None].numpy() for end in (head.first, head.stop))
+            weights[(key < first) | (key >= stop)] = np.nan
+        return {"weights": weights, "bad": [i for i in range(i0, i1) if not head.check(i).ok]}
+
+    def _values(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        at, head, (query, key) = self._head(parameters, query=self.queries, key=self.keys)
+        value = self.run.recording.value(at.layer)[0]
+        own = value[at.slot * len(value) // self.matrices[at.layer].problem.heads].cpu()  # [keys, value_dim]
+        weights = head.row(query)[0]
+        low, high = head.span(query, query + 1, 0, self.keys)
+        output = weights[low:high] @ own[low:high].to(weights.dtype)
+        return {"v": page.floats(own[key]), "output": page.floats(output)}
+
+    def _band(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        at, _, (zoom, row) = self._head(parameters, zoom=64, row=self.queries)
+        far = self._far(at)
+        if zoom != far.zoom:
+            raise QuestionError(f"zoom: is {zoom} but must be {far.zoom}, that of the first picture")
+        if row * 2**zoom >= self.queries:
+            raise QuestionError(f"row: is {row} but must be in 0 … {(self.queries - 1) // 2**zoom}")
+        mass, peak, bad, worst = far.band(row, gone)
+        return {
+            "rows": len(mass),
+            "cols": mass.shape[1],
+            "bad": bad,
+            "worst": worst,
+            "mass": mass,
+            "peak": peak,
+        }
+
+    def _tile(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        pool = parameters.get("pool", "both")
+        if pool not in ("mass", "peak", "both"):
+            raise QuestionError(f"pool: is {_short(pool)} but must be mass, peak or both")
+        rest = {name: value for name, value in parameters.items() if name != "pool"}
+        at, _, (zoom, row, col) = self._head(rest, zoom=64, row=self.queries, col=self.keys)
+        side = TILE << zoom
+        if row * side >= self.queries or col * side >= self.keys:
+            last = (self.queries - 1) // side, (self.keys - 1) // side
+            raise QuestionError(
+                f"tile: is ({row}, {col}) but at zoom {zoom} must be in (0, 0) … ({last[0]}, {last[1]})"
+            )
+        mass, peak = self._far(at).tile(zoom, row, col, gone)
+        made: dict[str, Any] = {"rows": len(mass), "cols": mass.shape[1]}
+        if pool != "peak":
+            made["mass"] = mass
+        if pool != "mass":
+            made["peak"] = peak
+        return made
+
+
+def _short(text: object) -> str:
+    """A question's own words, cut so that an answer stays short."""
+    shown = repr(text)
+    return shown if len(shown) <= NAMES else f"{shown[:NAMES]}…"

@@ -1,0 +1,36 @@
+// Where the page's numbers come from: one interface, three carriers.
+//
+//   embedded  the HTML file holds q, k and L; the page computes (data.js, engine.js)
+//   served    `kizuki look --serve`: Python computes, asked over HTTP (remote.js, transport.js)
+//   notebook  the same questions as messages to the kernel (remote.js, transport.js)
+//
+// A source has
+//   meta                                what the page is made of: model, tokens, layers, heads, means, start
+//   layer(layer), slot(head), isFull(layer)
+//   received(layer, head)               -> Float32Array [keys], or null where it is not known yet
+//   rowStatistic(layer, head, name)     -> Float32Array [queries], or null where it is left out
+//   ranges(layer)                       -> { first, stop } Int32Array [queries], or null: no such rule
+//   picture(layer, head)                -> Python's pooled picture, or null where the source draws at once
+//   top(layer, head)                    -> the largest weights of each row, for heads that do not open; or null
+//   head(layer, head)                   -> an open head, or null: its q and k are not there
+//   engine(receive)                     -> { send(message) }, which makes pictures of open heads (pictures.js)
+//   listen(changed)                     changed() whenever meta.means or meta.read has grown
+// and an open head has `layer`, `head`, `queries`, `keys` and, each taking an AbortSignal last,
+//   row(i)            -> { check, weights, score(j) }; weights is null where check.ok is false
+//   column(j, refused) -> { weights, score(i) }; rows of the set `refused` (or found wanting) weigh 0
+//   cell(i, j)        -> { product, scale, scaled, score, bias, lse, visible, weight, q, k }
+//   block(i0, i1, j0, j1) -> { weights, refused }: rows i0..i1-1 by keys j0..j1-1, NaN where not visible
+//   values(i, j)      -> { v, output }: v_j and row i of A V; null where the carrier has no v
+// All are promises; what is stale is aborted and rejects with an AbortError.
+import { byId } from "./dom.js";
+import { Data } from "./data.js";
+import { Remote } from "./remote.js";
+import { http, messages } from "./transport.js";
+
+/** The source of this page: a file's own data, a notebook's kernel, or the server it came from. */
+export async function openSource() {
+  const meta = byId("kz-meta");
+  if (meta) return new Data(JSON.parse(meta.textContent), byId("kz-page").textContent);
+  const transport = byId("kz-notebook") ? await messages() : http();
+  return new Remote((await transport.ask("meta", {})).meta, transport);
+}

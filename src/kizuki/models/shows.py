@@ -1,0 +1,99 @@
+"""A recording on the screen: in a notebook's cell, and as one HTML file."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from .rule import RecordError
+
+if TYPE_CHECKING:
+    from .onepass import Run
+    from .recording import Recording
+
+
+class Shows:
+    """What a `Recording` can do to be looked at."""
+
+    def show(self, *, height: int = 900) -> Any:
+        """The explorer in a notebook's cell: Jupyter, JupyterLab, VS Code, Colab, marimo.
+
+        Layers are read as they are looked at, in the kernel; nothing of it is stored in the notebook but the page.
+
+        Args:
+            height: of the cell, in pixels, from 200 up.
+
+        Returns:
+            An anywidget widget; as the last line of a cell it is shown.
+
+        Raises:
+            RecordError: the recording holds no `tokens`.
+            PageError: it is not one text with layers that are alike, or anywidget is not installed
+                (`pip install 'kizuki[explorer]'`).
+
+        Time and memory: three rows of each layer are checked; what is computed later is kept within 512 MB.
+
+        Example:
+            >>> import kizuki
+            >>> from importlib.resources import files
+            >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+            >>> type(recording.show(height=700)).__name__
+            'Explorer'
+        """
+        from ..explorer.answers import Answers
+        from ..explorer.widget import widget
+
+        return widget(Answers(_run(self, "show")), height=height)
+
+    def save_html(
+        self, path: str | os.PathLike[str], *, limit_mb: float = 50.0, first: Sequence[int] = ()
+    ) -> Path:
+        """Write the explorer with this recording in it as one HTML file that needs no network and no server.
+
+        Args:
+            path: the file; one that is there is replaced when the new one is complete.
+            limit_mb: its largest size, in MB of 10⁶ bytes. Of layers whose q and k do not fit it holds readings only.
+            first: layers to hold in full before others.
+
+        Returns:
+            The path. A warning names the layers that are not there in full; the page says so too.
+
+        Raises:
+            RecordError: the recording holds no `tokens`.
+            PageError, BudgetError: it is not one text, the file cannot be written, or nothing fits the limit. One line.
+
+        Time and memory: five passes over Q Kᵀ of every layer; at most the file's size.
+
+        Example:
+            >>> import kizuki
+            >>> from importlib.resources import files
+            >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+            >>> recording.save_html("dog.html").name
+            'dog.html'
+        """
+        from ..explorer.export import write
+        from ..explorer.page import spans
+
+        made = write(path, _run(self, "save_html"), limit_mb=limit_mb, first=first)
+        if made.partial:
+            warnings.warn(
+                f"recording.save_html: {made.path} holds readings, but not q and k, of layers {spans(made.partial)} "
+                f"(limit_mb is {limit_mb:g}, or the page cannot recompute them); it says so itself",
+                stacklevel=2,
+            )
+        return made.path
+
+
+def _run(recording: Shows, name: str) -> Run:
+    """The recording as a run of a model that is not here."""
+    from .onepass import Run
+
+    held = cast("Recording", recording)
+    if held.tokens is None:
+        raise RecordError(
+            f"recording.{name}: it holds no tokens to show; set recording.tokens = source.tokenize(text) first"
+        )
+    return Run(held.tokens, held, None, None, {})

@@ -85,6 +85,7 @@ def select(page: Any, **state: Any) -> None:
         ("const first = 8, second = 2;\nconst third = first / second / 2 // half\nconsole.log(third)", "2"),
         ("const text = 'a // b  \"c\"'; console.log(text.replace(/[/]+ */g, \"-\"));", 'a -b  "c"'),
         ("let count = 1;\nconst other = count\n++count\nconsole.log(other, count + +count - -1)", "1 5"),
+        ("let at = 0; function go() { while (++at < 5); } go(); if (at) { console.log(at); }", "5"),
         (
             """class Box { show(value) { return { value, size: value.length }; } get size() { return 7; } }
             const value = 'abc', size = 1; const { size: length, value: again = size } = new Box().show(value);
@@ -240,6 +241,10 @@ def test_several_tokens_by_keyboard_and_by_dragging(tmp_path: Path, show: Any) -
     assert several() == "3-6.9"
     page.locator("#alone").click()
     assert several() == ""
+    page.keyboard.press("/")
+    page.keyboard.type("w1")
+    page.keyboard.press("Control+Enter")
+    assert several() == "1.10-19"
 
 
 @pytest.mark.browser
@@ -576,24 +581,26 @@ def test_everything_open_fits_every_width_and_axe_finds_nothing(
     page.wait_for_timeout(200)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= width
     assert axe(page) == []
-    page.keyboard.press("Escape")
-    page.keyboard.press("?")
-    assert axe(page) == []
+    if width == 1400:
+        page.keyboard.press("Escape")
+        page.keyboard.press("?")
+        assert axe(page) == []
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(
-    ("language", "theme"), [("en", "light"), ("en", "dark"), ("ja", "light"), ("ja", "dark")]
-)
-def test_axe_finds_nothing_on_the_lesson(tmp_path: Path, browser: Any, language: str, theme: str) -> None:
+@pytest.mark.parametrize("language", ["en", "ja"])
+def test_axe_finds_nothing_on_the_lesson(tmp_path: Path, browser: Any, language: str) -> None:
     from kizuki.lesson import shipped
     from kizuki.lesson import write_page as write_lesson
 
     path = write_lesson(tmp_path / "lesson.html", shipped(), language=language)
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=theme)
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
     page = context.new_page()
     page.goto(f"file://{path}")
     page.wait_for_selector("h2")
+    assert axe(page) == []
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate("() => matchMedia('(prefers-color-scheme: dark)').matches")
     assert axe(page) == []
     context.close()
 

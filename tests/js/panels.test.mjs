@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { chain, contribution, largestOf } from "../../src/kizuki/explorer/static/chain.js";
-import { signedColour, signedTable } from "../../src/kizuki/explorer/static/colour.js";
+import { colourTable, inkOn, signedColour, signedTable } from "../../src/kizuki/explorer/static/colour.js";
 import { byUnits, joinColumns, joinRows, massShown, readRow, readTopRow } from "../../src/kizuki/explorer/static/reading.js";
 import { formatTokens, parseTokens, toggled } from "../../src/kizuki/explorer/static/selection.js";
 import { DEFAULTS, Store, formatHash, formatPin, parseHash, parsePin } from "../../src/kizuki/explorer/static/store.js";
@@ -112,5 +112,20 @@ test("the signed map is darker on both sides of nothing, in the light, and brigh
     const grey = (t) => signedColour(table, t).match(/\d+/g).map(Number).reduce((s, x, n) => s + [0.2126, 0.7152, 0.0722][n] * x, 0);
     for (const side of [-1, 1]) for (let t = 0.2; t <= 1; t += 0.2) assert.ok((grey(side * t) > grey(side * (t - 0.2))) === dark, `${dark} ${side * t}`);
     assert.notEqual(signedColour(table, -1), signedColour(table, 1));
+  }
+});
+
+test("ink is readable on every colour of both maps", () => {
+  for (const dark of [false, true]) {
+    const table = colourTable(dark);
+    for (let step = 0; step < 256; step += 1) {
+      const [r, g, b] = [0, 1, 2].map((n) => {
+        const c = table[3 * step + n] / 255;
+        return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+      });
+      const light = 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+      const contrast = inkOn(table, step / 255) === "#fff" ? 1.05 / light : light / 0.05;
+      assert.ok(contrast >= 4.5, `${dark} ${step}: ${contrast}`);
+    }
   }
 });

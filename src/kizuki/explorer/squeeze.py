@@ -21,6 +21,7 @@ NAME = re.compile(r"[A-Za-z_$][\w$]*")
 VALUE_ENDS = re.compile(r"[\w$)\]}\"'`]$")  # behind one of these a slash divides
 BEFORE_REGEX = {"return", "typeof", "case", "of", "in"}
 BEFORE_BLOCK = {")", "=>", "else", "try", "finally", "do", "{", "}", ";", ""}
+HEADS = {"if", "for", "while", "switch"}
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 RESERVED = {"as", "do", "if", "in", "is", "of", "at", "by", "to"}
 
@@ -127,7 +128,8 @@ def _shorten(tokens: list[Token]) -> None:
 
 
 def _lighter(tokens: list[Token]) -> Iterator[Token]:
-    """`let` for `const`, which says something to people only, and no brackets around an arrow's one parameter."""
+    """`let` for `const`, which says something to people only; no brackets around an arrow's one parameter; no
+    semicolon before a brace closes, but where it is all that a loop or an `if` does."""
     texts = [token.text for token in tokens]
     bare = {
         at
@@ -137,8 +139,11 @@ def _lighter(tokens: list[Token]) -> Iterator[Token]:
         and texts[at + 3 : at + 4] == ["=>"]
         and NAME.fullmatch(texts[at + 1])
     }
+    heads = {token.close for at, token in enumerate(tokens) if token.text == "(" and texts[at - 1] in HEADS}
     for at, token in enumerate(tokens):
         if at in bare or at - 2 in bare:
+            continue
+        if token.text == ";" and texts[at + 1 : at + 2] == ["}"] and at - 1 not in heads:
             continue
         text = "let" if token.text == "const" and texts[at - 1 : at] != ["."] else token.text
         yield Token(text, tokens[at - 1].gap or " " if at - 1 in bare else token.gap)
@@ -153,7 +158,7 @@ def _parameters(tokens: list[Token]) -> Iterator[str]:
             or tokens[token.close + 1].text not in {"=>", "{"}
         ):
             continue
-        if at > 0 and tokens[at - 1].text in {"if", "for", "while", "switch"}:
+        if at > 0 and tokens[at - 1].text in HEADS:
             continue
         place = at + 1
         while place < token.close:

@@ -1,5 +1,5 @@
 // What stands around the panels: search, the list of keys, language and theme, and how the page was made.
-import { byId, h, say, visibleLabel } from "./dom.js";
+import { byId, h, onClick, say, visibleLabel } from "./dom.js";
 
 /** Tokens whose text meets `needle`, ignoring case, in reading order: the first token of each match. */
 export function findTokens(tokens, needle) {
@@ -25,7 +25,7 @@ export function findTokens(tokens, needle) {
 }
 
 export class Search {
-  /** on: { found(tokens), go(token) } */
+  /** on: { found(tokens), go(token), all(tokens) } */
   constructor(tokens, on, t) {
     this.tokens = tokens;
     this.on = on;
@@ -33,13 +33,15 @@ export class Search {
     this.matches = [];
     this.at = 0;
     this.input = byId("search-input");
-    byId("search-open").addEventListener("click", () => this.open());
-    byId("search-next").addEventListener("click", () => this.move(1));
-    byId("search-previous").addEventListener("click", () => this.move(-1));
-    byId("search-close").addEventListener("click", () => this.close());
+    onClick("search-open", () => this.open());
+    onClick("search-next", () => this.move(1));
+    onClick("search-previous", () => this.move(-1));
+    onClick("search-all", () => this.all());
+    onClick("search-close", () => this.close());
     this.input.addEventListener("input", () => this.look());
     byId("search").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && event.target === this.input) this.move(event.shiftKey ? -1 : 1);
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.all();
+      else if (event.key === "Enter" && event.target === this.input) this.move(event.shiftKey ? -1 : 1);
       if (event.key === "Escape") this.close();
     });
   }
@@ -55,6 +57,11 @@ export class Search {
     byId("search").hidden = true;
     this.on.found([]);
     byId("tokens").focus({ preventScroll: true });
+  }
+
+  /** Select all matches together. */
+  all() {
+    if (this.matches.length > 0) this.on.all(this.matches);
   }
 
   look() {
@@ -86,7 +93,7 @@ export function keyList(t) {
     group("keys_atlas", [[["←", "→"], "k_atlas_lr"], [["↑", "↓"], "k_atlas_ud"]]),
     group("keys_map", [[["←", "→"], "k_map_lr"], [["↑", "↓"], "k_map_ud"], [["+", "−", "0"], "k_map_zoom"], [["Shift", "←", "↑", "→", "↓"], "k_map_pan"]]),
     group("keys_scope", [[["←", "→", "Home", "End"], "k_strips"]]),
-    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "…", "6"], "k_tab"], [["r"], "k_dir"], [["w"], "k_unit"], [["m"], "k_measure"], [["p"], "k_pin"], [["c"], "k_compare"], [["t"], "k_tour"], [["l"], "lesson"], [["/"], "k_search"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
+    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "…", "6"], "k_tab"], [["r"], "k_dir"], [["w"], "k_unit"], [["m"], "k_measure"], [["p"], "k_pin"], [["c"], "k_compare"], [["t"], "k_tour"], [["l"], "lesson"], [["/"], "k_search"], [["Ctrl", "Enter"], "search_all"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
   ];
 }
 

@@ -47,8 +47,8 @@ export function inkOn(table, t) {
     return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
   });
   const light = 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  // The contrast ratios of WCAG 2 with white and with #111, whose own luminance is 0.0056.
-  return 1.05 / (light + 0.05) > (light + 0.05) / 0.0556 ? "#fff" : "#111";
+  // The contrast ratios of WCAG 2 with white and with black: the better one is never below 4.58.
+  return 1.05 / (light + 0.05) > (light + 0.05) / 0.05 ? "#fff" : "#000";
 }
 
 export const FLOOR = 1e-4; // the smallest weight the logarithmic scale still paints

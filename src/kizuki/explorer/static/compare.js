@@ -1,5 +1,5 @@
 // Two heads side by side: their matrices and their signed difference, and one reading under both.
-import { byId, cssVariable, h, legend, perFrame, say, sizeCanvas, visibleLabel } from "./dom.js";
+import { byId, cssVariable, h, legend, onClick, perFrame, say, sizeCanvas, visibleLabel } from "./dom.js";
 import { cssColour, signedColour } from "./colour.js";
 import { Pictures } from "./pictures.js";
 import { digits, percent } from "./reading.js";
@@ -36,8 +36,8 @@ export class Compare {
       byId(id).replaceChildren(...list.map((n) => h("option", { value: n }, String(n))));
       byId(id).addEventListener("change", choose);
     }
-    byId("compare-open").addEventListener("click", () => this.toggle());
-    byId("compare-swap").addEventListener("click", () => this.swap());
+    onClick("compare-open", () => this.toggle());
+    onClick("compare-swap", () => this.swap());
     this.canvas.addEventListener("pointermove", (event) => this.tellBlock(this.blockAt(event)));
     this.canvas.addEventListener("pointerleave", () => this.tellBlock(null));
     this.canvas.addEventListener("click", (event) => {
@@ -114,7 +114,7 @@ export class Compare {
     this.strips.show([
       { name: names[0], values: spread(mine), colour: weight, end: "0…1" },
       { name: names[1], values: spread(theirs), colour: weight, end: "0…1" },
-      { name: "A − B", values: apart, top: this.top, end: `±${digits(this.top)}` },
+      { name: "A − B", values: apart, colour: (value) => (value === 0 ? null : signedColour(signed, rooted(value / this.top))), end: `±${digits(this.top)}` },
     ], signed);
     const head = h("tr", {}, h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "n" }, t("position")),
       ...[`A = ${names[0]}`, `B = ${names[1]}`, "A − B"].map((name) => h("th", { scope: "col", class: "n" }, name)));
@@ -141,7 +141,13 @@ export class Compare {
     if (now.opened === null || now.other === null) {
       return now.own && now.coarse ? { a: now.own, b: now.coarse, ...picture } : null; // the file's own pictures, of masses
     }
-    const [a, b] = [page.pictures, this.pictures].map((pictures) => pictures.check && pictures.head && pictures.levels.get(pictures.base));
+    // no finer than the screen: pixels that are left out would take thin stripes with them
+    const room = this.geometry().side * (window.devicePixelRatio || 1);
+    const [a, b] = [page.pictures, this.pictures].map(({ check, head, levels }) => {
+      if (!check || !head) return null;
+      const fits = [...levels.keys()].sort((x, y) => x - y).find((zoom) => Math.max(levels.get(zoom).rows, levels.get(zoom).cols) <= room);
+      return levels.get(fits ?? Math.max(...levels.keys()));
+    });
     return a && b && page.pictures.head === now.opened && this.pictures.head === now.other ? { a: a[pool], b: b[pool], rows: a.rows, cols: a.cols } : null;
   }
 
@@ -188,7 +194,7 @@ export class Compare {
     if (found) for (let i = 0; i < found.a.length; i += 1) top = Math.max(top, Math.abs(found.a[i] - found.b[i]) || 0);
     top ||= 1;
     const weight = (i, values) => (scale.at(values[i]) > 0 ? cssColour(colours, scale.at(values[i])) : null);
-    const apart = (i) => (found.a[i] === found.b[i] || Number.isNaN(found.a[i] - found.b[i]) ? null : signedColour(signed, (found.a[i] - found.b[i]) / top));
+    const apart = (i) => (found.a[i] === found.b[i] || Number.isNaN(found.a[i] - found.b[i]) ? null : signedColour(signed, rooted((found.a[i] - found.b[i]) / top)));
     const colour = [(i) => weight(i, found.a), (i) => weight(i, found.b), apart];
     [`A = ${this.now.names[0]}`, `B = ${this.now.names[1]}`, "A − B"].forEach((name, n) => {
       const [x, y] = this.place(g, n);
@@ -199,11 +205,17 @@ export class Compare {
       context.strokeRect(x + 0.5, y + 0.5, g.side - 1, g.side - 1);
     });
     const ticks = scale.ticks.map((w) => [Math.max(0, scale.at(w)), String(w)]);
-    const text = (this.mapTop = digits(top));
-    byId("compare-legends").replaceChildren(legend(colours, ticks, t("weight")), legend(signed, [[0, `−${text}`], [0.5, "0"], [1, `+${text}`]], t("compare_difference")));
+    const [quarter, whole] = [digits(top / 4), digits(top)];
+    this.ticks = [[0, `−${whole}`], [0.25, `−${quarter}`], [0.5, "0"], [0.75, `+${quarter}`], [1, `+${whole}`]];
+    byId("compare-legends").replaceChildren(legend(colours, ticks, t("weight")), legend(signed, this.ticks, t("compare_difference")));
     if (!this.said) this.tellBlock(null);
     this.said = true;
   }
+}
+
+/** The square root keeps small differences in sight; the legend has the numbers at their places. */
+function rooted(x) {
+  return Math.sign(x) * Math.sqrt(Math.abs(x));
 }
 
 /** A canvas with one pixel a block; colour(i) may leave one out. */

@@ -16,6 +16,10 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
+export function onClick(id, act) {
+  byId(id).addEventListener("click", act);
+}
+
 /** Set text only where it changed, so that screen readers and layout are left alone. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;

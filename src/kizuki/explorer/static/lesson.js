@@ -1,5 +1,5 @@
 // The lesson: attention in eight steps on the chosen layer, head and query, with switches for scale, mask and temperature.
-import { byId, h, say, visibleLabel } from "./dom.js";
+import { byId, h, onClick, say, visibleLabel } from "./dom.js";
 import { cssColour } from "./colour.js";
 import { digits, massShown, percent } from "./reading.js";
 
@@ -34,8 +34,8 @@ export class LessonMode {
   constructor(page) {
     this.page = page;
     const { store } = page;
-    byId("lesson-open").addEventListener("click", () => store.set({ lesson: "1" }));
-    byId("lesson-close").addEventListener("click", () => byId("lesson").close());
+    onClick("lesson-open", () => store.set({ lesson: "1" }));
+    onClick("lesson-close", () => byId("lesson").close());
     byId("lesson").addEventListener("close", () => store.set({ lesson: "" }));
     for (const id of ["lesson-scale", "lesson-mask", "lesson-heat"]) byId(id).addEventListener("input", () => this.fill());
   }

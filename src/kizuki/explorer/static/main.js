@@ -1,5 +1,5 @@
 // The page: one selection, four panels that follow it. Everything shown comes from its source (source.js).
-import { byId, h, legend, perFrame, say, visibleLabel } from "./dom.js";
+import { byId, h, legend, onClick, perFrame, say, visibleLabel } from "./dom.js";
 import { FLOOR, colourTable, cssColour, signedTable, weightScale } from "./colour.js";
 import { translator } from "./words.js";
 import { DEFAULTS, MEASURES, Store, parseHash } from "./store.js";
@@ -77,7 +77,7 @@ class Page {
     this.files = new Save(this);
     this.tour = new Tour(this);
     this.lesson = new LessonMode(this);
-    this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token) }, (...args) => this.t(...args));
+    this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token), all: (tokens) => this.chooseAll(tokens) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
     this.data.listen(() => this.refreshSoon());
@@ -93,21 +93,21 @@ class Page {
       const [field, value] = button.dataset.set.split(" ");
       button.addEventListener("click", () => (field === "direction" ? this.turnTo(value) : store.set({ [field]: value })));
     }
-    byId("adding").addEventListener("click", () => this.setAdding(!this.adding));
-    byId("alone").addEventListener("click", () => this.store.set({ several: "" }));
+    onClick("adding", () => this.setAdding(!this.adding));
+    onClick("alone", () => this.store.set({ several: "" }));
     for (const button of document.querySelectorAll("[data-set^='unit']")) button.parentElement.hidden = !store.shape.words;
-    byId("zoom-in").addEventListener("click", () => this.map.zoom(1.6));
-    byId("zoom-out").addEventListener("click", () => this.map.zoom(1 / 1.6));
-    byId("zoom-fit").addEventListener("click", () => this.map.fit());
-    byId("help-open").addEventListener("click", () => this.openHelp());
-    byId("help-close").addEventListener("click", () => byId("help").close());
-    byId("language").addEventListener("click", () => {
+    onClick("zoom-in", () => this.map.zoom(1.6));
+    onClick("zoom-out", () => this.map.zoom(1 / 1.6));
+    onClick("zoom-fit", () => this.map.fit());
+    onClick("help-open", () => this.openHelp());
+    onClick("help-close", () => byId("help").close());
+    onClick("language", () => {
       this.language = this.language === "en" ? "ja" : "en";
       this.t = translator(this.language);
       rememberChoice("language", this.language);
       this.restyle();
     });
-    byId("theme").addEventListener("click", () => {
+    onClick("theme", () => {
       document.documentElement.dataset.theme = darkNow() ? "light" : "dark";
       rememberChoice("theme", document.documentElement.dataset.theme);
       this.restyle();
@@ -115,7 +115,7 @@ class Page {
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
     byId("atlas-twin").addEventListener("toggle", () => this.showAtlasTwin());
     byId("map-twin").addEventListener("toggle", () => this.showMapTwin());
-    byId("reading-rows").addEventListener("click", (event) => {
+    onClick("reading-rows", (event) => {
       const row = event.target.closest("tr");
       if (row) store.set({ [store.state.direction === "reads" ? "key" : "query"]: Number(row.dataset.token) });
     });
@@ -156,6 +156,10 @@ class Page {
       const at = list.length === 0 || list.includes(token) ? token : list[0];
       this.store.set({ [field]: at, several: this.several(list) });
     } else this.store.set({ [field]: token, several: "" });
+  }
+
+  chooseAll(tokens) {
+    this.store.set({ [this.field]: tokens[0], several: this.several(tokens.flatMap((token) => this.units.around(token))) });
   }
 
   chooseRange(from, to) {

@@ -1,5 +1,5 @@
 // Pinned selections: each can be gone back to, compared with what is chosen now, and taken off.
-import { byId, h, say, visibleLabel } from "./dom.js";
+import { byId, h, onClick, say, visibleLabel } from "./dom.js";
 import { formatPin, parsePin } from "./store.js";
 import { parseTokens } from "./selection.js";
 import { digits } from "./reading.js";
@@ -7,7 +7,7 @@ import { digits } from "./reading.js";
 export class Pins {
   constructor(page) {
     this.page = page;
-    byId("pin").addEventListener("click", () => this.toggle());
+    onClick("pin", () => this.toggle());
   }
 
   get list() {

@@ -134,14 +134,13 @@ export class Save {
       const steps = [...byId("chain").children].map((li) => [...li.children].map((part) => part.textContent).join(": "));
       return { canvas: (context) => strips.paint(context), width: strips.width(), height: strips.height(), lines: [`${t("scope")} · ${said("scope-title")}`, ...steps, said("scope-check")], legends: [{ table: signed, ticks: [[0, "−max"], [0.5, "0"], [1, "+max"]] }] };
     }
-    const { compare } = page, g = compare.geometry(), { strips, mapTop } = compare;
+    const { compare } = page, g = compare.geometry(), { strips, ticks: signs } = compare;
     const draw = (context) => {
       compare.paint(context);
       context.translate(0, g.height + 6);
       strips.paint(context);
     };
-    const end = (top) => [[0, `−${top}`], [0.5, "0"], [1, `+${top}`]];
-    return { canvas: draw, width: Math.max(g.width, strips.width()), height: g.height + 6 + strips.height(), lines: [`${t("compare")} · ${said("compare-title")}`, said("compare-note")], legends: [weights, { table: signed, ticks: end(mapTop) }] };
+    return { canvas: draw, width: Math.max(g.width, strips.width()), height: g.height + 6 + strips.height(), lines: [`${t("compare")} · ${said("compare-title")}`, said("compare-note")], legends: [weights, { table: signed, ticks: signs }] };
   }
 
   /** The text with its colours, laid out in lines of WIDE pixels. */

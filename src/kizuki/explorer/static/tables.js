@@ -1,5 +1,5 @@
 // The numbers beside the pictures: the reading as a table, the chosen cell, its neighbours, the head, the prediction.
-import { byId, h, say, visibleLabel } from "./dom.js";
+import { byId, h, onClick, say, visibleLabel } from "./dom.js";
 import { MEASURES } from "./store.js";
 import { digits, massShown, percent } from "./reading.js";
 
@@ -9,8 +9,8 @@ const FIRST_ROWS = 12;
 export class ReadingTable {
   constructor() {
     this.count = FIRST_ROWS;
-    byId("more").addEventListener("click", () => this.grow(this.count * 4));
-    byId("fewer").addEventListener("click", () => this.grow(FIRST_ROWS));
+    onClick("more", () => this.grow(this.count * 4));
+    onClick("fewer", () => this.grow(FIRST_ROWS));
   }
 
   grow(count) {
@@ -64,7 +64,7 @@ export class ReadingTable {
 
 /** One cell in the order of the formula: q·k → × scale → (softcap) → − L → weight. */
 export function cellLine(cell, labels, query, key, t) {
-  const where = `${t("query")} ${query} “${visibleLabel(labels[query], 14)}” × ${t("key")} ${key} “${visibleLabel(labels[key], 14)}”`;
+  const where = `${t("query")} ${query} ${t("quoted", { token: visibleLabel(labels[query], 14) })} × ${t("key")} ${key} ${t("quoted", { token: visibleLabel(labels[key], 14) })}`;
   if (!cell.visible) return `${where}: ${t("not_visible")}`;
   const parts = [`${t("dot")} ${digits(cell.product)}`, `${t("times_scale")} ${digits(cell.scale)} = ${digits(cell.scaled)}`];
   if (cell.score !== cell.scaled) parts.push(`${t("cap")} ${digits(cell.score)}`);

@@ -1,5 +1,5 @@
 // A tour of ten steps through this page's own heads: each is a selection, found among the real numbers, and two sentences.
-import { byId, say } from "./dom.js";
+import { byId, onClick, say } from "./dom.js";
 import { digits, percent } from "./reading.js";
 
 /** The head whose mean of a measure is the largest (sign 1) or smallest (sign −1): { layer, head, value }. */
@@ -37,10 +37,10 @@ function at(meta, panel, measure, sign, write) {
 export class Tour {
   constructor(page) {
     this.page = page;
-    byId("tour-open").addEventListener("click", () => (page.store.state.tour ? this.end() : this.go(1)));
-    byId("tour-back").addEventListener("click", () => this.go(Number(page.store.state.tour) - 1));
-    byId("tour-next").addEventListener("click", () => this.go(Number(page.store.state.tour) + 1));
-    byId("tour-end").addEventListener("click", () => this.end());
+    onClick("tour-open", () => (page.store.state.tour ? this.end() : this.go(1)));
+    onClick("tour-back", () => this.go(Number(page.store.state.tour) - 1));
+    onClick("tour-next", () => this.go(Number(page.store.state.tour) + 1));
+    onClick("tour-end", () => this.end());
   }
 
   go(step) {

@@ -1,4 +1,4 @@
-# Two commands: `make look` shows a real model's attention, `make test` runs every check.
+# Two commands: `make look` shows a real model's attention, `make test` runs every check. `make docs` builds the site.
 # Each makes its own environment in .venv, each can be the first, and neither installs twice: the stamps
 # carry a checksum of what decides the installation, so a changed pin reinstalls and a new clone date does not.
 
@@ -12,12 +12,13 @@ LOOK   ?= --sample
 # first run compiles the ones it imports, and has to be allowed to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help look test lint env clean
+.PHONY: help look test lint docs env clean
 
 help:
 	@echo "make look    see SmolLM2's attention on the sample text (LOOK='\"your text\" --layers 0,5' to choose)"
 	@echo "make test    ruff, mypy and pytest"
 	@echo "make lint    ruff and mypy only"
+	@echo "make docs    the site of docs/ and of every docstring, in docs/_site"
 	@echo "make env     the environment of make test in .venv, and nothing else"
 	@echo "make clean   remove caches and build leftovers (the environment stays: rm -r .venv)"
 
@@ -31,6 +32,10 @@ lint: .venv/test-$(KEY)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+
+docs: .venv/test-$(KEY)
+	@$(PY) -m sphinx -W --keep-going -q -d .venv/doctrees docs docs/_site
+	@echo docs/_site/index.html
 
 env: .venv/test-$(KEY)
 
@@ -47,9 +52,9 @@ env: .venv/test-$(KEY)
 
 .venv/test-$(KEY): | .venv/look-$(KEY)
 	@echo "Installing the test tools into .venv ..."
-	@$(PIP) --no-build-isolation --editable '.[models,survey,explorer,dev]'
+	@$(PIP) --no-build-isolation --editable '.[models,survey,explorer,docs,dev]'
 	@touch $@
 
 clean:
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist docs/_site src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_lesson import random_lesson
+from lessons import random_lesson
 
 from kizuki.lesson import Book, Material, formula, shipped, write_page
 from kizuki.lesson.language import table

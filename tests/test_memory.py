@@ -88,6 +88,7 @@ def extra_mb(names: list[str], backend: str, tokens: int = TOKENS) -> dict[str, 
     return found
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_memory_does_not_grow_as_queries_times_keys(backend: str) -> None:
@@ -95,6 +96,7 @@ def test_memory_does_not_grow_as_queries_times_keys(backend: str) -> None:
     assert max(found.values()) < ALLOWED_MB, found
 
 
+@pytest.mark.posix
 def test_the_measure_sees_a_dense_matrix() -> None:
     """The test of the test: 8,192 tokens built densely are 268 MB."""
     assert extra_mb(["dense"], "portable", 8192)["dense"] > 200

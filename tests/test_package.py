@@ -20,13 +20,13 @@ def texts() -> dict[str, str]:
     top = [path for path in ROOT.iterdir() if path.is_file()]
     below = [
         path
-        for name in (".ci", "src", "tests", "docs", "examples", "benchmarks")
+        for name in (".ci", ".github", "src", "tests", "docs", "examples", "benchmarks")
         for path in (ROOT / name).rglob("*")
     ]
     found = {}
     for path in [*top, *below]:
         if not path.is_file() or any(
-            part == "__pycache__" or part.endswith(".egg-info") for part in path.parts
+            part in ("__pycache__", "_site") or part.endswith(".egg-info") for part in path.parts
         ):
             continue
         data = path.read_bytes()
@@ -75,7 +75,8 @@ def test_the_readme_is_short_and_begins_with_the_two_commands():
 
 
 @pytest.mark.model
-def test_the_examples_of_the_readme_run():
+def test_the_examples_of_the_readme_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # they save a file
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
     assert len(examples) >= 2
@@ -90,7 +91,7 @@ def test_every_installed_requirement_is_pinned_and_installed_as_pinned():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pins = {canonicalize_name(name): version for name, version in pins.items()}
-    waiting = [Requirement("kizuki[models,dev]")]
+    waiting = [Requirement("kizuki[models,survey,explorer,docs,dev]")]
     seen: set[str] = set()
     wrong = {}
     while waiting:
@@ -125,3 +126,27 @@ def test_the_package_carries_its_data():
     assert package.joinpath("py.typed").is_file()
     assert package.joinpath("samples", "noticing.txt").is_file()
     assert any(entry.is_file() for entry in package.joinpath("explorer", "static").iterdir())
+
+
+def test_the_public_workflow_checks_what_make_test_does_on_every_system_without_make():
+    import yaml
+
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    runs = {name: [step.get("run", "") for step in job["steps"]] for name, job in workflow["jobs"].items()}
+    said = "\n".join(run for job in runs.values() for run in job)
+    for command in ("ruff check .", "ruff format --check .", "-m mypy", "-m pytest", "-m sphinx -W"):
+        assert command in said
+    assert not re.search(r"^\s*make\b", said, flags=re.M)
+    rows = workflow["jobs"]["test"]["strategy"]["matrix"]["include"]
+    assert {row["os"].split("-")[0] for row in rows} == {"ubuntu", "macos", "windows"}
+    assert any(row["os"].endswith("-arm") for row in rows)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    oldest = re.search(r'requires-python = ">=([\d.]+)"', project)[1]
+    assert {row["python"] for row in rows} >= {"3.11", "3.12", "3.13"}
+    assert workflow["jobs"]["oldest"]["steps"][1]["with"]["python-version"] == oldest
+    installed = re.search(r"--editable '(\.\[.*docs.*\])'", (ROOT / "Makefile").read_text(encoding="utf-8"))[
+        1
+    ]
+    assert f"-e '{installed}'" in said
+    actions = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert all(re.search(r"@v\d+$|@[0-9a-f]{40}$", action) for action in actions), actions

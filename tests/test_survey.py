@@ -190,6 +190,7 @@ t.survey(t.TEXTS, t.source(), ["first_key"], out=sys.argv[1], progress=die)
 """
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 def test_killed_in_earnest_it_goes_on(arrow, tmp_path):
     out = tmp_path / "s.parquet"

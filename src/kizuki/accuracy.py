@@ -20,7 +20,14 @@ from .problem import Problem, check_value, in_dtype
 
 @dataclass(frozen=True)
 class Report:
-    """The largest error of a result against float64, beside the largest allowed. Prints as one line."""
+    """The largest error of a result against float64, beside the largest allowed. Prints as one line.
+
+    >>> import torch, kizuki
+    >>> x = torch.randn(2, 5, 8)
+    >>> report = kizuki.check(x, x, x)
+    >>> report.ok, report.error <= report.allowed
+    (True, True)
+    """
 
     ok: bool
     error: float

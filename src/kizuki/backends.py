@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from . import portable
+from . import memory, portable
 from .errors import OptionError
 from .problem import Problem
 from .statistics import Statistic
@@ -81,6 +81,7 @@ class Backend(Protocol):
         """
 
 
+@memory.tells
 class Portable:
     """Plain torch, tile by tile; any device and dtype."""
 

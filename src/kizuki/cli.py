@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from . import cli_cause, cli_figure
+
 if TYPE_CHECKING:
     from .lesson import Material
 
@@ -260,6 +262,10 @@ def survey(
     before = f", {done.texts - done.done:,} of them before" if done.done < done.texts else ""
     console.print(f"{source.name}: {done.texts:,} texts{before}")
     typer.echo(out)
+
+
+app.command()(cli_figure.figure)
+app.command()(cli_cause.cause)
 
 
 @app.command()

@@ -30,6 +30,12 @@ class Bounds:
 
     `first` and `stop` are int64, `[1|batch, 1|heads, queries]`. `exact` says that every key inside is
     visible, so that nothing remains to be evaluated.
+
+    >>> import torch, kizuki
+    >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+    >>> A = kizuki.attend(x, x, causal=True)
+    >>> kizuki.masks.causal().bounds(A.problem).stop.tolist()  # of one batch, one head, four queries
+    [[[1, 2, 3, 4]]]
     """
 
     first: Tensor
@@ -44,7 +50,14 @@ class Bounds:
 
 
 class Mask:
-    """A rule saying which keys each query can see. Build one with the functions of masks.py."""
+    """A rule saying which keys each query can see. Build one with the functions of masks.py.
+
+    >>> import torch, kizuki
+    >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+    >>> rule = kizuki.masks.causal() & ~kizuki.masks.keys(torch.tensor([True, False, False, False]))
+    >>> kizuki.attend(x, x, mask=rule)[3]  # what is before it, without the first
+    tensor([0.0000, 0.3333, 0.3333, 0.3333])
+    """
 
     def __and__(self, other: Mask | Tensor) -> Mask:
         return And(self, as_mask(other, "mask & other"))

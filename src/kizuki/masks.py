@@ -47,6 +47,11 @@ def causal(align: Align | None = None) -> Mask:
 
     With as many queries as keys the two agree and `align` may be left out; otherwise it must be named:
     "lower_right" is what a KV cache means. Raises OptionError at `attend` when it is missing.
+
+    >>> import torch, kizuki
+    >>> new, all_keys = torch.zeros(2, 1), torch.zeros(4, 1)  # two new queries behind two cached keys
+    >>> kizuki.attend(new, all_keys, mask=kizuki.masks.causal("lower_right"))[0]
+    tensor([0.3333, 0.3333, 0.3333, 0.0000])
     """
     check_align("causal", align)
     return Causal(align)
@@ -56,6 +61,11 @@ def window(left: int | None, right: int | None, align: Align | None = None) -> M
     """Query i at position p sees the keys `p − left <= j <= p + right`; None = unlimited on that side.
 
     `left` and `right` count the keys beyond the query's own: `window(3, 0)` shows 4 keys.
+
+    >>> import torch, kizuki
+    >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+    >>> kizuki.attend(x, x, mask=kizuki.masks.window(1, 0))[3]
+    tensor([0.0000, 0.0000, 0.5000, 0.5000])
     """
     check_align("window", align)
     for name, n in (("left", left), ("right", right)):
@@ -85,6 +95,14 @@ def documents(
     `[batch, queries]`. `key_ids` and `key_offsets` say the same of the keys when they are not the queries.
 
     The numbers are checked here; inside torch.compile, torch.export and torch.func when attention runs.
+
+    >>> import torch, kizuki
+    >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+    >>> kizuki.attend(x, x, mask=kizuki.masks.documents([3, 1])).dense()
+    tensor([[0.3333, 0.3333, 0.3333, 0.0000],
+            [0.3333, 0.3333, 0.3333, 0.0000],
+            [0.3333, 0.3333, 0.3333, 0.0000],
+            [0.0000, 0.0000, 0.0000, 1.0000]])
     """
     if sum(given is not None for given in (lengths, ids, offsets)) != 1:
         raise OptionError(
@@ -158,7 +176,13 @@ def _places(name: str, offsets: Any) -> Tensor:
 
 
 def keys(seen: Tensor) -> Mask:
-    """The same visible keys for every query: `seen` is boolean, `[keys]` or `[batch, keys]`, True = visible."""
+    """The same visible keys for every query: `seen` is boolean, `[keys]` or `[batch, keys]`, True = visible.
+
+    >>> import torch, kizuki
+    >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+    >>> kizuki.attend(x, x, mask=kizuki.masks.keys(torch.tensor([True, True, False, True])))[0]
+    tensor([0.3333, 0.3333, 0.0000, 0.3333])
+    """
     if not isinstance(seen, Tensor) or seen.dtype is not torch.bool or seen.dim() < 1:
         kind = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__
         raise KizukiTypeError(
@@ -174,6 +198,11 @@ def lengths(
     """Only the first `key` keys (and the first `query` queries) of each batch entry are real; the rest see nothing.
 
     Each is one whole number or `[batch]` of them.
+
+    >>> import torch, kizuki
+    >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+    >>> kizuki.attend(x, x, mask=kizuki.masks.lengths(key=2))[0]
+    tensor([0.5000, 0.5000, 0.0000, 0.0000])
     """
     if query is None and key is None:
         raise OptionError("kizuki.masks.lengths: give query=, key= or both")
@@ -194,12 +223,24 @@ def lengths(
 
 
 def dense(tensor: Tensor) -> Mask:
-    """A boolean tensor that broadcasts to `[..., heads, queries, keys]`, True = visible; stride 0 is kept."""
+    """A boolean tensor that broadcasts to `[..., heads, queries, keys]`, True = visible; stride 0 is kept.
+
+    >>> import torch, kizuki
+    >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+    >>> kizuki.attend(x, x, mask=kizuki.masks.dense(torch.eye(4, dtype=torch.bool)))[2]
+    tensor([0., 0., 1., 0.])
+    """
     return dense_mask(tensor, "kizuki.masks.dense")
 
 
 def invert(mask: Mask | Tensor) -> Mask:
-    """`~mask`: a query sees what it did not. For inside torch.compile, whose tracer knows `&` and `|` but not `~`."""
+    """`~mask`: a query sees what it did not. For inside torch.compile, whose tracer knows `&` and `|` but not `~`.
+
+    >>> import torch, kizuki
+    >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+    >>> kizuki.attend(x, x, mask=kizuki.masks.invert(kizuki.masks.causal()))[0]
+    tensor([0.0000, 0.3333, 0.3333, 0.3333])
+    """
     return Not(as_mask(mask, "kizuki.masks.invert"))
 
 

@@ -27,6 +27,13 @@ class Observe:
     received: True or "sum", or "mean"; with `last`, only over the last so many queries.
     groups: integer `[keys]`, the group of each key: reads `A.mass(groups)`.
     pool: `(rows, cols)` or `(rows, cols, "mass"|"peak")`.
+
+    >>> import torch, kizuki
+    >>> x = torch.randn(1, 2, 50, 8)
+    >>> what = kizuki.Observe(topk=3, entropy=True, received=True, pool=(10, 10))
+    >>> output, seen = kizuki.attention(x, x, x, causal=True, observe=what)
+    >>> seen.topk[0].shape, seen.received.shape, seen.pool.shape, seen.max is None
+    (torch.Size([1, 2, 50, 3]), torch.Size([1, 2, 50]), torch.Size([1, 2, 10, 10]), True)
     """
 
     topk: int = 0
@@ -65,7 +72,14 @@ class Observe:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What one pass read; None where it was not asked for. Shapes as the readings of `AttentionMatrix`."""
+    """What one pass read; None where it was not asked for. Shapes as the readings of `AttentionMatrix`.
+
+    >>> import torch, kizuki
+    >>> x = torch.zeros(4, 2)
+    >>> seen = kizuki.attend(x, x, causal=True).observe(kizuki.Observe(entropy=True))
+    >>> seen.entropy, seen.topk is None
+    (tensor([0.0000, 0.6931, 1.0986, 1.3863]), True)
+    """
 
     lse: Tensor
     topk: tuple[Tensor, Tensor] | None = None

@@ -15,6 +15,7 @@ from .errors import KizukiTypeError, SizeError
 from .leaks import Leaks, leaks
 from .mask import Mask, functions_of
 from .mass import Segments, mass
+from .memory import told
 from .observation import DENSE_LIMIT, Observation, Observe, asked, check_reading, collect
 from .problem import Problem, build, check_value, widened
 from .products import Linear, MeanHeads, Product, Transposed
@@ -131,6 +132,14 @@ class AttentionMatrix(Linear):
 
     Made by `attend`. Every reading is exact and streamed: extra memory grows with queries and keys, never
     with their product. `A @ value`, `A.T @ y`, `lse`, `entropy` and `mass` carry gradients, the others do not.
+
+    >>> import torch, kizuki
+    >>> q, k, v = torch.randn(3, 2, 100, 16).unbind(0)  # [heads, length, head_dim]
+    >>> A = kizuki.attend(q, k, causal=True)
+    >>> A
+    AttentionMatrix([2, 100, 100], float32, cpu, backend=cpu)
+    >>> (A @ v).shape, A[1, 99].shape, A.topk(8)[1].shape
+    (torch.Size([2, 100, 16]), torch.Size([100]), torch.Size([2, 100, 8]))
     """
 
     def __init__(self, problem: Problem, backend: backends.Backend) -> None:
@@ -172,7 +181,17 @@ class AttentionMatrix(Linear):
 
     @property
     def T(self) -> Transposed:
-        """Aᵀ: `A.T @ y` is what each key receives."""
+        """Aᵀ: `A.T @ y` is what each key receives.
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A.T @ torch.ones(4, 1)  # what each key gives: its column's sum
+        tensor([[2.0833],
+                [1.0833],
+                [0.5833],
+                [0.2500]])
+        """
         return Transposed(self)
 
     def __len__(self) -> int:
@@ -183,7 +202,14 @@ class AttentionMatrix(Linear):
         return f"AttentionMatrix({list(self.shape)}, {kind}, {self.device}, backend={self.backend.name})"
 
     def plan(self) -> backends.Plan:
-        """Which kernel runs, and why; prints as one line."""
+        """Which kernel runs, and why; prints as one line.
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A.plan().backend
+        'cpu'
+        """
         plan, problem = self.backend.plan(self.problem), self.problem
         own = functions.described(problem)
         if own:
@@ -196,6 +222,13 @@ class AttentionMatrix(Linear):
         int64, broadcastable to `[batch, heads, queries]`. None when the mask is not known to be such a range
         from its rules alone, when a bias holds −inf, or with a score function. O(queries + keys), and one read of
         the bias.
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> A = kizuki.attend(x, x, causal=True)
+        >>> first, stop = A.visible_range()
+        >>> stop.flatten().tolist()
+        [1, 2, 3, 4]
         """
         problem = self.problem
         if problem.score is not None:
@@ -212,7 +245,16 @@ class AttentionMatrix(Linear):
     # -- as a linear map -------------------------------------------------------------------------
 
     def mean_heads(self) -> MeanHeads:
-        """The mean over heads as a linear map, `[..., queries, keys]`, itself not stored."""
+        """The mean over heads as a linear map, `[..., queries, keys]`, itself not stored.
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(2, 4, 2)  # two heads
+        >>> kizuki.attend(x, x).mean_heads() @ torch.ones(4, 1)
+        tensor([[1.],
+                [1.],
+                [1.],
+                [1.]])
+        """
         return MeanHeads(self)
 
     def __matmul__(self, other: Tensor | Linear) -> Any:
@@ -252,11 +294,27 @@ class AttentionMatrix(Linear):
         Ints, slices, None-free tuples, boolean and index tensors and `...` over `[..., heads, queries, keys]`.
         Costs one read of the keys for each row touched; returns float32 (float64 for float64).
         Raises IndexError out of range, SizeError when the result is larger than `DENSE_LIMIT` weights.
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A[2], A[3, 0].item()
+        (tensor([0.3333, 0.3333, 0.3333, 0.0000]), 0.25)
         """
         return indexing.weights(self, index, DENSE_LIMIT)
 
     def dense(self, limit: int = DENSE_LIMIT) -> Tensor:
-        """All of A, `[..., heads, queries, keys]`. Refuses above `limit` weights and says what to use instead."""
+        """All of A, `[..., heads, queries, keys]`. Refuses above `limit` weights and says what to use instead.
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A.dense()
+        tensor([[1.0000, 0.0000, 0.0000, 0.0000],
+                [0.5000, 0.5000, 0.0000, 0.0000],
+                [0.3333, 0.3333, 0.3333, 0.0000],
+                [0.2500, 0.2500, 0.2500, 0.2500]])
+        """
         count = math.prod(self.shape)
         if count > limit:
             size = count * (8 if self.dtype is torch.float64 else 4) / 1e9
@@ -305,6 +363,12 @@ class AttentionMatrix(Linear):
         """L_i = ln Σ_j e^{s_ij}, natural, with scale, bias, cap and sinks in it; −inf for an empty row.
 
         `[..., heads, queries]`, float32 (float64 for float64). Differentiable once.
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A.lse  # ln 1, ln 2, ln 3, ln 4
+        tensor([0.0000, 0.6931, 1.0986, 1.3863])
         """
         problem, lse = self.problem, self._flat_lse()
         made = lse.to(problem.accumulate_dtype, copy=True)
@@ -320,6 +384,13 @@ class AttentionMatrix(Linear):
         """The k largest weights of each row and their keys, `(weights, keys)`, each `[..., heads, queries, k]`.
 
         Largest first, ties to the lower key. Where a row sees fewer than k keys: weight 0, key −1.
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> A = kizuki.attend(x, x, causal=True)
+        >>> weights, keys = A.topk(2)
+        >>> weights[1], keys[1], keys[0]
+        (tensor([0.5000, 0.5000]), tensor([0, 1]), tensor([ 0, -1]))
         """
         check_reading(self.problem, "topk", k)
         if k == 0:
@@ -347,17 +418,36 @@ class AttentionMatrix(Linear):
         return self._carry("entropy", flat).reshape(made.shape)
 
     def max(self) -> Tensor:
-        """The largest weight of each row, `[..., heads, queries]`; 0 for an empty row."""
+        """The largest weight of each row, `[..., heads, queries]`; 0 for an empty row.
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A.max()
+        tensor([1.0000, 0.5000, 0.3333, 0.2500])
+        """
         return cast(Tensor, self._read("max"))
 
     def max_score(self) -> Tensor:
-        """The largest score of each head, in logits, `[..., heads]`; −inf for a head that sees nothing."""
+        """The largest score of each head, in logits, `[..., heads]`; −inf for a head that sees nothing.
+
+        >>> import torch, kizuki
+        >>> x = torch.eye(4)  # q·k is 1 on the diagonal, times 1/√4
+        >>> kizuki.attend(x, x).max_score()
+        tensor(0.5000)
+        """
         return cast(Tensor, self._read("max_score"))
 
     def received(self, reduce: str = "sum", last: int | None = None) -> Tensor:
         """Σ_i a_ij for each key, `[..., heads, keys]`; "mean" divides by the number of queries that see the key.
 
         `last`: only over the last so many queries, which costs no more than their rows (what a KV cache is pruned by).
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A.received(), A.received("mean")
+        (tensor([2.0833, 1.0833, 0.5833, 0.2500]), tensor([0.5208, 0.3611, 0.2917, 0.2500]))
         """
         return cast(Tensor, self._read("received", reduce, last))
 
@@ -366,6 +456,13 @@ class AttentionMatrix(Linear):
 
         "mass": mean over the queries, sum over the keys, so that pixel rows sum to 1; "peak": the largest weight.
         Query i lies in pixel row ⌊i·rows/queries⌋, key j in column ⌊j·cols/keys⌋.
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A.pool(2, 2)
+        tensor([[1.0000, 0.0000],
+                [0.5833, 0.4167]])
         """
         return cast(Tensor, self._read("pool", rows, cols, reduce))
 
@@ -374,6 +471,12 @@ class AttentionMatrix(Linear):
 
         The query's own position is counted from the right end when there are fewer queries than keys (a KV cache).
         A first key that soaks up weight (a sink) inflates it: read it beside `A[..., 0]`.
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> A = kizuki.attend(x, x, causal=True)
+        >>> A.distance()
+        tensor([0.0000, 0.5000, 1.0000, 1.5000])
         """
         return cast(Tensor, self._read("distance"))
 
@@ -381,6 +484,11 @@ class AttentionMatrix(Linear):
         """Σ of a_ij over the keys after the query's own position, `[..., heads, queries]`; 0 to the bit if none leaks.
 
         Where the queries are fewer than the keys, positions are counted from the right end (a KV cache).
+
+        >>> import torch, kizuki
+        >>> x = torch.zeros(4, 2)  # equal scores, so that equal weights
+        >>> kizuki.attend(x, x).future(), kizuki.attend(x, x, causal=True).future()
+        (tensor([0.7500, 0.5000, 0.2500, 0.0000]), tensor([0., 0., 0., 0.]))
         """
         return cast(Tensor, self._read("future"))
 
@@ -472,6 +580,7 @@ class AttentionMatrix(Linear):
         self.fold(made)
         return self.finish(made)[name]
 
+    @told
     def begin(self, asked: dict[str, tuple[Any, ...]]) -> dict[str, Statistic]:
         """The statistics of the readings named in `asked`, with their arguments, ready to be folded in."""
         for name, arguments in asked.items():
@@ -485,6 +594,7 @@ class AttentionMatrix(Linear):
             lse = self._lse if self._fresh() else None
             self._keep(self.backend.observe(self.problem, None, list(made.values()), lse)[1])
 
+    @told
     def finish(self, made: dict[str, Statistic]) -> dict[str, Any]:
         """The readings of folded statistics, in the shapes the user sees."""
         return {name: _shaped(self.problem, name, statistic.finalize()) for name, statistic in made.items()}

@@ -167,7 +167,14 @@ class Sum(Linear):
 
 
 class Identity(Linear):
-    """The identity on `length` rows: a residual stream beside attention."""
+    """The identity on `length` rows: a residual stream beside attention.
+
+    >>> import torch, kizuki
+    >>> A = kizuki.attend(torch.zeros(2, 1), torch.zeros(2, 1))
+    >>> (0.5 * A + 0.5 * kizuki.Identity(2)) @ torch.tensor([[1.0], [0.0]])
+    tensor([[0.7500],
+            [0.2500]])
+    """
 
     def __init__(self, length: int) -> None:
         if isinstance(length, bool) or not isinstance(length, int) or length < 0:

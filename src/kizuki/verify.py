@@ -40,7 +40,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of `A.verify`; prints as one line a check."""
+    """The result of `A.verify`; prints as one line a check.
+
+    >>> import torch, kizuki
+    >>> x = torch.randn(2, 50, 8)
+    >>> proved = kizuki.attend(x, x).verify()
+    >>> proved.ok, all(check.error <= check.allowed for check in proved.checks)
+    (True, True)
+    """
 
     checks: tuple[Check, ...]
 

@@ -19,11 +19,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .. import backends, functions, portable
+from .. import backends, functions, memory, portable
 from ..problem import Problem
 from ..statistics import Statistic
 
 
+@memory.tells
 class Cpu:
     """Compiled kernels for CPU tensors: float32 and float64; 16-bit floats are widened as they are read."""
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..memory import told
 from . import launch
 from .block import Block
 
@@ -101,6 +102,7 @@ def _bytes(kept: Any) -> Any:
     return kept.numpy() if isinstance(kept, Tensor) else kept
 
 
+@told
 def attention(like: Hashable, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
     """The output of a call of a known kind; None where the kind is not known."""
     kinds = _kinds()

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import threading
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from .target import Target
 
 MAGIC = b"kizuki kernel 1\n"
 SYMBOL = "kizuki_kernel"
+OLD = 3600  # seconds after which nobody can still be writing a file
 
 _alive: list[Any] = []  # what holds the loaded code
 
@@ -84,6 +86,9 @@ def _keep(path: Path, code: bytes) -> None:
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
+        for left in path.parent.glob(".*.kernel-*"):  # by processes that were killed while they wrote
+            if time.time() - left.stat().st_mtime > OLD:
+                left.unlink(missing_ok=True)
 
 
 def _load(code: bytes) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import files
 from . import bundle, page, start
 from .budget import BudgetError, LayerSize, Plan, encoded, plan
 from .page import Layer, PageError
@@ -32,25 +33,13 @@ __all__ = ["BudgetError", "PageError", "Written", "check_writable", "write", "wr
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
-    """The path, if a page can be written there; else `PageError`, one line, before any work is done."""
-    target = Path(path)
-    if target.is_dir():
-        raise PageError(f"{target}: is a folder; name a file in it, such as {target / 'page.html'}")
-    if not target.parent.is_dir():
-        raise PageError(f"{target}: there is no folder {target.parent}; make it first")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise PageError(f"{target}: the file may not be written; choose another name")
-    probe = _part(target)
-    try:
-        probe.open("xb").close()
-        probe.unlink()
-    except OSError as error:
-        raise PageError(f"{target}: cannot be written ({error.strerror}); choose another folder") from None
-    return target
+    """The path, if a page can be written there; else `PageError`, one line, before any work is done.
 
-
-def _part(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}.part")
+    >>> from kizuki.explorer import check_writable
+    >>> check_writable("page.html").name
+    'page.html'
+    """
+    return files.check_target(path, PageError)
 
 
 @dataclass(frozen=True)
@@ -95,8 +84,10 @@ def write_page(
     layer's arrays; nothing of queries × keys.
 
     Example:
-        >>> write_page("page.html", run)                                      # doctest: +SKIP
-        PosixPath('page.html')
+        >>> from kizuki.explorer import write_page
+        >>> from kizuki.models import load, run
+        >>> write_page("page.html", run(load("minilm"), "They had seen it.", layers=[0])).name
+        'page.html'
     """
     return write(path, run, limit_mb=limit_mb, first=first, progress=progress).path
 
@@ -136,17 +127,11 @@ def write(
     meta["start"] = start.choose(run.tokens, chosen.full or [layers[0].layer], matrices, meta["heads"])
     values = _values(run, meta, chosen, round(limit_mb * 1e6) - chosen.bytes)
 
-    part = _part(target)
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            _write(file, head_text, meta, layers, matrices, values, chosen, report)
-        os.replace(part, target)
-    except OSError as error:
-        raise PageError(
-            f"{target}: cannot be written ({error.strerror}); free some space or choose another folder"
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
+    with (
+        files.replacing(target, PageError) as part,
+        part.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+        _write(file, head_text, meta, layers, matrices, values, chosen, report)
     return Written(target, chosen.full, tuple(layer for layer in matrices if layer not in chosen.full))
 
 

@@ -63,9 +63,9 @@ def gather(
     Example:
         >>> from kizuki.models import load
         >>> from kizuki.lesson import gather
-        >>> lesson = gather(load("smollm2"), "The dog slept.")               # doctest: +SKIP
-        >>> lesson.weights().shape                                           # doctest: +SKIP
-        (4, 4)
+        >>> lesson = gather(load("minilm"), "The dog slept.", layer=2, head=5)
+        >>> lesson.labels[1:4], lesson.weights().shape
+        (['The', 'dog', 'slept'], (6, 6))
     """
     return record(source, text, layer=layer, head=head, word=word, progress=progress)[0]
 
@@ -113,7 +113,16 @@ def record(
 def from_recording(
     recording: Recording, layer: int | str, *, head: int | None = None, word: str | int | None = None
 ) -> Material:
-    """The material that a recording alone holds: q, k, v and the mask, and nothing before or after them."""
+    """The material that a recording alone holds: q, k, v and the mask, and nothing before or after them.
+
+    >>> import kizuki
+    >>> from importlib.resources import files
+    >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+    >>> from kizuki.lesson import from_recording
+    >>> lesson = from_recording(recording, 13, head=8, word="it")
+    >>> lesson.labels[lesson.word], lesson.projection is None
+    (' it', True)
+    """
     tokens = recording.tokens
     if tokens is None:
         raise LessonError("the recording holds no tokens; set recording.tokens before recording.save")

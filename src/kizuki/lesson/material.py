@@ -26,6 +26,12 @@ class Projection:
 
     With the rotation (cos, sin) of a model that turns q and k by their position (RoPE), and without where it does
     not. All float32, as the model has them.
+
+    >>> from kizuki.lesson import shipped
+    >>> lesson = shipped()
+    >>> around = lesson.projection
+    >>> around.x.shape, around.wq.shape, bool(abs(around.rotated("q") - lesson.q()).max() < 1e-4)
+    ((13, 576), (64, 576), True)
     """
 
     x: Floats  # [n, width], what this layer's attention is given
@@ -73,6 +79,14 @@ class Material:
         projection: what lies before q, k, v and after Z, for `head`; None where it cannot be opened.
         why: why not, as a key of the words; "" where it can.
         gap: the largest difference between the weights of the lesson and `recording[layer]`'s.
+
+    Example:
+        >>> from kizuki.lesson import shipped
+        >>> lesson = shipped()
+        >>> lesson.labels[7], lesson.labels[1], lesson.query.shape
+        (' playing', ' dog', (9, 13, 64))
+        >>> round(float(lesson.weights()[7, 1]), 4), lesson.output().shape
+        (0.7656, (13, 64))
     """
 
     text: str

@@ -28,7 +28,14 @@ NAME = re.compile(r"(\w+)\[\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?\]\Z")
 
 @dataclass(frozen=True)
 class Term:
-    """One product a · b; `left` and `right` are the names of its two numbers."""
+    """One product a · b; `left` and `right` are the names of its two numbers.
+
+    >>> from kizuki.lesson import Book, shipped
+    >>> book = Book(shipped())
+    >>> term = book.open("dot[7,1]").terms[0]
+    >>> term.left, term.right, term.product == term.a * term.b
+    ('q[7,0]', 'k[1,0]', True)
+    """
 
     left: str
     a: float
@@ -52,6 +59,13 @@ class Opened:
         plus: what is added as it is, `(name, value)`.
         wrap: "", "exp" or "sqrt".
         leaf: whether it is the model's own (a weight, a row of X), and opens no further.
+
+    Example:
+        >>> from kizuki.lesson import Book, shipped
+        >>> book = Book(shipped())
+        >>> dot = book.open("dot[7,1]")
+        >>> len(dot.terms), abs(dot.total() - dot.value) < 1e-9
+        (64, True)
     """
 
     name: str
@@ -72,7 +86,13 @@ class Opened:
 
 @dataclass(frozen=True, eq=False)
 class Book:
-    """All numbers of one lesson under its switches; `mask` None is what the model does."""
+    """All numbers of one lesson under its switches; `mask` None is what the model does.
+
+    >>> from kizuki.lesson import Book, shipped
+    >>> book = Book(shipped())
+    >>> round(book.open("weight[7,1]").value, 4), round(Book(shipped(), scale=False).open("weight[7,1]").value, 4)
+    (0.7656, 1.0)
+    """
 
     lesson: Material
     scale: bool = True

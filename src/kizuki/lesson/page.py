@@ -7,16 +7,16 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from dataclasses import asdict, fields
 from functools import cache
 from html import escape
-from importlib.resources import files
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .. import files
 from . import exact, spread
 from .language import LANGUAGES, table
 from .material import Floats, LessonError, Material, Projection
@@ -46,35 +46,17 @@ def write_page(path: str | os.PathLike[str], lesson: Material, *, language: str 
 
     Example:
         >>> from kizuki.lesson import shipped, write_page
-        >>> write_page("lesson.html", shipped(), language="ja")              # doctest: +SKIP
-        PosixPath('lesson.html')
+        >>> write_page("lesson.html", shipped(), language="ja").name
+        'lesson.html'
     """
     target = check_target(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
-        part.write_text(html(lesson, language), encoding="utf-8")
-        os.replace(part, target)
-    except OSError as error:
-        raise LessonError(f"{target}: cannot be written ({error.strerror or error})") from error
-    finally:
-        part.unlink(missing_ok=True)
+    files.write(target, html(lesson, language).encode(), LessonError)
     return target
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
     """The file the page goes to; LessonError, before any work is done, where it cannot."""
-    target = Path(path)
-    if target.is_symlink():
-        target = target.resolve()  # the file behind a link is replaced, not the link
-    if target.is_dir():
-        raise LessonError(f"{target}: is a folder; name a file in it")
-    if target.exists() and not target.is_file():
-        raise LessonError(f"{target}: is not an ordinary file; choose another name")
-    if not target.parent.is_dir():
-        raise LessonError(f"{target}: there is no folder {target.parent}; make it first")
-    if not os.access(target.parent, os.W_OK):
-        raise LessonError(f"{target}: cannot be written; choose another folder")
-    return target
+    return files.check_target(path, LessonError)
 
 
 def html(lesson: Material, language: str) -> str:
@@ -159,7 +141,7 @@ def optional(numbers: Floats | None) -> dict[str, Any] | None:
 @cache
 def read(name: str) -> str:
     """A file of static/."""
-    return files(__package__).joinpath("static", name).read_text(encoding="utf-8")
+    return resources(__package__).joinpath("static", name).read_text(encoding="utf-8")
 
 
 @cache

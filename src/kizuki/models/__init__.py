@@ -26,7 +26,7 @@ GPT-Neo, MPNet, MPT, XGLM, …), masks without a rule, and every layer whose own
 
 from __future__ import annotations
 
-from . import measures
+from . import causes, measures
 from .generation import GeneratedLayer, Generation, Row
 from .implementation import install
 from .leaks import ModelLeaks, leaks
@@ -59,6 +59,7 @@ __all__ = [
     "TextError",
     "Tokens",
     "Words",
+    "causes",
     "install",
     "join",
     "leaks",

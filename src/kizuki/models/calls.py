@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -47,6 +47,14 @@ class Watcher(Protocol):
 
     def hear(self, module: nn.Module, make: Callable[[nn.Module], Call]) -> None:
         """`module` has attended; `make(module)` is the call, or raises RecordError. It is made where it is wanted."""
+
+
+@runtime_checkable
+class Editor(Watcher, Protocol):
+    """A watcher that changes what an attention call gives: only transformers' attention table lets it."""
+
+    def edit(self, call: Call) -> Any:
+        """The output the model goes on with instead of `call.output`."""
 
 
 _here = (

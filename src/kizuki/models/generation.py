@@ -26,6 +26,10 @@ class Row:
 
     `position` counts the tokens of the text from 0; the row reads token `position` and sees the tokens up to it.
     `produced` is None in the rows of the prompt that produced nothing: what followed them was given.
+
+    >>> from kizuki.models import Row
+    >>> Row(position=4, read=17, produced=230)  # token 4 of the text, number 17, was read and 230 came of it
+    Row(position=4, read=17, produced=230)
     """
 
     position: int
@@ -39,6 +43,17 @@ class GeneratedLayer:
     `layer[step]` are the weights `[heads, tokens seen]` from which answer token `step` was produced (0 = the first;
     negative counts from the end); `layer.row(i)` those of row i of `rows`, prompt or answer. Keys are the text's tokens
     without its padding; in a cross-attention layer they are the encoder's.
+
+    >>> import kizuki, torch, transformers
+    >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=2,
+    ...                                  bos_token_id=0, eos_token_id=0)
+    >>> model = transformers.GPT2LMHeadModel(config).eval()
+    >>> with kizuki.record(model) as recording:
+    ...     output = model.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=3, do_sample=False,
+    ...                             pad_token_id=0, eos_token_id=None)
+    >>> layer = recording.generation(output)[1]
+    >>> len(layer), layer[-1].shape, layer.matrix.shape  # [heads, tokens seen], [1, heads, rows, keys]
+    (3, torch.Size([2, 5]), torch.Size([1, 2, 5, 5]))
     """
 
     def __init__(
@@ -108,6 +123,18 @@ class Generation:
 
     Time and memory: the first reading of a layer gathers its q, k and v (of the beams that led to the sequence) into
     one tensor each, O(tokens); A stays unstored. A position bias by distance (T5) is laid out once, heads × tokens².
+
+    Example:
+        >>> import kizuki, torch, transformers
+        >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=2,
+        ...                                  bos_token_id=0, eos_token_id=0)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> with kizuki.record(model) as recording:
+        ...     output = model.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=3, do_sample=False,
+        ...                             pad_token_id=0, eos_token_id=None)
+        >>> generation = recording.generation(output)
+        >>> generation.prompt, len(generation.tokens), generation.rows[-1].produced == generation.tokens[-1]
+        (3, 6, tensor(True))
     """
 
     def __init__(

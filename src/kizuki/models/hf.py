@@ -14,11 +14,12 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from .calls import Call, Watcher, listening, told
+from .calls import Call, Editor, Watcher, listening, told
 from .rule import RecordError
 
 # One patch for all open recordings: who installs first installs it, who leaves last removes it.
@@ -100,6 +101,12 @@ def _heard(
         )
         for watcher in interested:
             watcher.hear(module, lambda _: call)
+        for editor in interested:
+            if isinstance(editor, Editor):
+                changed = editor.edit(call)
+                if changed is not call.output:
+                    call = replace(call, output=changed)
+                    output = (changed, *output[1:]) if isinstance(output, tuple) else changed
         return output
 
     attention._kizuki = True  # type: ignore[attr-defined]

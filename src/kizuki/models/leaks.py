@@ -21,6 +21,14 @@ class ModelLeaks:
     Attributes:
         future, documents, padding: `[batch, layers, heads]`; None where it was not asked for.
         layers, heads: which ones they are.
+
+    Example:
+        >>> import kizuki
+        >>> from importlib.resources import files
+        >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+        >>> found = kizuki.models.leaks(recording)
+        >>> found.none, found.future.shape, found.where()
+        (True, torch.Size([1, 1, 9]), [])
     """
 
     future: Tensor | None

@@ -27,6 +27,12 @@ class Run:
         note: why there are no predictions, where a reader would expect some; else "".
         source: the model it was; None for a recording that was opened from a file.
         seconds: how long the parts took: "tokens", "forward", "predictions".
+
+    Example:
+        >>> from kizuki.models import load, run
+        >>> done = run(load("minilm"), "They had seen it.", layers=[0])
+        >>> done.tokens.labels[1], done.recording.layers, done.predictions is None, sorted(done.seconds)
+        ('They', (0,), True, ['forward', 'predictions', 'tokens'])
     """
 
     tokens: Tokens
@@ -67,8 +73,8 @@ def run(
 
     Example:
         >>> from kizuki.models import load, run
-        >>> done = run(load("minilm"), "They had seen it.", layers=[0])      # doctest: +SKIP
-        >>> done.recording[0].shape                                          # doctest: +SKIP
+        >>> done = run(load("minilm"), "They had seen it.", layers=[0])
+        >>> done.recording[0].shape
         torch.Size([1, 12, 7, 7])
     """
     report = progress or (lambda stage, done, total: None)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from .. import files
 
 Columns = dict[str, list[Any]]
 META = b"kizuki.survey"
@@ -93,7 +94,7 @@ class Journal:
                 f"kizuki survey: {self.folder} holds files and no survey.json, so it is not a survey's; choose another "
                 "--out"
             )
-        _write(note, _json(self.about))
+        files.write(note, _json(self.about))
         for leftover in self.folder.glob(".*.part"):
             leftover.unlink()
 
@@ -139,25 +140,20 @@ class Journal:
         table = arrow.table(columns, schema=self.schema)
         sink = arrow.BufferOutputStream()
         arrow.parquet.write_table(table, sink)
-        _write(self.folder / f"{key}.parquet", sink.getvalue().to_pybytes())
+        files.write(self.folder / f"{key}.parquet", sink.getvalue().to_pybytes())
 
     def merge(self, keys: list[str]) -> None:
         """Make the result of the parts, in this order, a row group each; then the folder goes."""
         parquet = library().parquet
-        part = _beside(self.out)
-        try:
-            with parquet.ParquetWriter(part, self.schema) as writer:
-                for key in keys:
-                    table = parquet.read_table(
-                        self.folder / f"{key}.parquet", schema=self.schema, partitioning=None
-                    )
-                    writer.write_table(table, row_group_size=max(1, table.num_rows))
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(part, self.out)
-        finally:
-            part.unlink(missing_ok=True)
-        _sync(self.out.parent)
+        with (
+            files.replacing(self.out) as part,
+            parquet.ParquetWriter(part, self.schema) as writer,
+        ):
+            for key in keys:
+                table = parquet.read_table(
+                    self.folder / f"{key}.parquet", schema=self.schema, partitioning=None
+                )
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._clear()
 
 
@@ -178,53 +174,11 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def check_target(out: str | os.PathLike[str]) -> Path:
     """The file a survey goes to; SurveyError, before any work is done, where it cannot."""
-    try:
-        path = Path(out)
-    except TypeError:
-        raise SurveyError(f"kizuki survey: out is a {type(out).__name__} but must be a path") from None
-    if path.is_symlink():
-        path = path.resolve()
-    if path.is_dir():
-        raise SurveyError(f"kizuki survey: {path}: is a folder; name a file in it")
-    if path.exists() and not path.is_file():
-        raise SurveyError(f"kizuki survey: {path}: is not an ordinary file; choose another name")
-    if not path.parent.is_dir():
-        raise SurveyError(f"kizuki survey: {path}: there is no folder {path.parent}; make it first")
-    return path
+    return files.check_target(out, SurveyError, "kizuki survey", "out")
 
 
 def _json(about: dict[str, Any]) -> bytes:
     return json.dumps(about, ensure_ascii=False, sort_keys=True).encode()
-
-
-def _beside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-
-
-def _write(target: Path, data: bytes) -> None:
-    """Write a file so that it is there in full or not at all, also after a power failure."""
-    part = _beside(target)
-    try:
-        with part.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
-    _sync(target.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Make a new name last, where the system can: some network disks refuse it."""
-    if os.name != "posix":
-        return
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 @contextmanager

@@ -39,10 +39,12 @@ def next_tokens(
     Time and memory: positions · width · vocabulary multiplications; 64 MB whatever the length.
 
     Example:
+        >>> import torch
         >>> from kizuki.models import load, next_tokens
-        >>> source = load("smollm2")                                         # doctest: +SKIP
-        >>> hidden = source.model.base_model(torch.tensor([[504]])).last_hidden_state[0]   # doctest: +SKIP
-        >>> len(next_tokens(source, hidden, k=3)[0])                         # doctest: +SKIP
+        >>> source = load("smollm2")
+        >>> with torch.no_grad():
+        ...     hidden = source.model.base_model(torch.tensor([[504]])).last_hidden_state[0]
+        >>> len(next_tokens(source, hidden, k=3)[0])
         3
     """
     head = output_head(source.model)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import KizukiTypeError, OptionError, ShapeError
 from .rule import RecordError, Rule
+from .saves import Saves
 from .shows import Shows
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def leeway(dtype: torch.dtype) -> float:
     return math.sqrt(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
 
 
-class Recording(Shows):
+class Recording(Saves, Shows):
     """The attention of a model's forward passes in a `kizuki.record` block: of the last, or of each.
 
     `recording[layer]` is that layer's `AttentionMatrix`, `[batch, heads, queries, keys]`, built from the
@@ -247,8 +248,14 @@ class Recording(Shows):
         recording holds.
 
         Example:
-            >>> recording.save("mika.safetensors")                           # doctest: +SKIP
-            PosixPath('mika.safetensors')
+            >>> import kizuki, torch, transformers
+            >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=2)
+            >>> model = transformers.GPT2LMHeadModel(config).eval()
+            >>> with kizuki.record(model) as recording:
+            ...     _ = model(torch.tensor([[3, 1, 4, 1, 5]]))
+            >>> path = recording.save("five.safetensors")
+            >>> torch.equal(kizuki.open(path)[2][...], recording[2][...])
+            True
         """
         from .store import save
 

@@ -17,18 +17,17 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import zlib
 from collections import UserDict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
+from .. import files
 from . import header
 from .header import HeaderError, Shape
 from .recording import Capture, Layer, Recording
@@ -38,6 +37,7 @@ FORMAT = "kizuki.recording"
 VERSION = 1
 ALIGN = 64  # the data begin at a multiple of so many bytes, which the widest loads like
 HEADER_LIMIT = 100_000_000  # bytes; readers of safetensors refuse longer headers
+CALLER = "recording.save"
 UNKNOWN = "0" * 8  # a checksum that is not known yet
 
 
@@ -59,58 +59,18 @@ def save(recording: Recording, path: str | os.PathLike[str]) -> Path:
             f"recording.save: the text and its tokens need a header of {begin:,} bytes, above {HEADER_LIMIT:,}; "
             "set recording.tokens to None"
         )
-    part = _part(target)
-    try:
-        with part.open("xb") as file:
-            file.seek(begin)
-            for name, tensor in tensors.items():
-                sums[name] = _write(file, tensor)
-            file.seek(0)  # the header last: what breaks off before it is no file of any kind
-            file.write(_head(table, tensors, sums))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-        _sync_folder(target.parent)
-    except OSError as error:
-        raise RecordError(
-            f"recording.save: {target}: cannot be written ({error.strerror or error}); free some space or choose "
-            "another folder"
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
+    with files.replacing(target, RecordError, CALLER) as part, part.open("xb") as file:
+        file.seek(begin)
+        for name, tensor in tensors.items():
+            sums[name] = _write(file, tensor)
+        file.seek(0)  # the header last: what breaks off before it is no file of any kind
+        file.write(_head(table, tensors, sums))
     return target
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
     """The file a recording will go to; RecordError, before any work is done, where there can be none."""
-    try:
-        target = Path(path)
-    except TypeError:
-        raise RecordError(f"recording.save: path is a {type(path).__name__} but must be a path") from None
-    try:
-        if target.is_symlink():
-            target = target.resolve()  # the file behind a link is replaced, not the link
-        if target.is_dir():
-            raise RecordError(f"recording.save: {target}: is a folder; name a file in it")
-        if target.exists() and not target.is_file():
-            raise RecordError(f"recording.save: {target}: is not an ordinary file; choose another name")
-        if not target.parent.is_dir():
-            raise RecordError(f"recording.save: {target}: there is no folder {target.parent}; make it first")
-        if target.exists() and not os.access(target, os.W_OK):
-            raise RecordError(f"recording.save: {target}: the file may not be written; choose another name")
-        probe = _part(target)
-        probe.open("xb").close()
-        probe.unlink()
-    except OSError as error:
-        raise RecordError(
-            f"recording.save: {target}: cannot be written ({error.strerror or error})"
-        ) from None
-    return target
-
-
-def _part(target: Path) -> Path:
-    """A new name beside the target, in the same folder and so on the same disk."""
-    return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    return files.check_target(path, RecordError, CALLER)
 
 
 def _head(table: dict[str, Any], tensors: dict[str, Tensor], sums: dict[str, str]) -> bytes:
@@ -155,18 +115,6 @@ def _write(file: BinaryIO, tensor: Tensor) -> str:
     data = _bytes(tensor.detach().cpu().contiguous())
     file.write(data)
     return f"{zlib.crc32(data):08x}"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name last through a power failure, where the system can: some network disks refuse it."""
-    if os.name != "posix":
-        return
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def open(path: str | os.PathLike[str], *, layers: Layer | Iterable[Layer] | None = None) -> Recording:

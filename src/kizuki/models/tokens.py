@@ -48,6 +48,12 @@ class Tokens:
         labels: what to show for each token.
         special: whether a token is special: one that the tokenizer adds, such as [CLS], or one of its
             special tokens written in the text.
+
+    Example:
+        >>> from kizuki.models import Tokens
+        >>> tokens = Tokens("so so", [1, 2, 3], [(0, 1), (1, 2), (2, 5)], ["s", "o", " so"], [False] * 3)
+        >>> len(tokens), [tokens.text[first:end] for first, end in tokens.offsets]
+        (3, ['s', 'o', ' so'])
     """
 
     text: str

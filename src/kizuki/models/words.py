@@ -38,6 +38,13 @@ class Words:
             tokenizer dropped a part (MiniLM drops accents). Special tokens as in `Tokens`.
         special: whether a group is a special token, such as [CLS]; each of them stands alone.
         starts: the first token of each group.
+
+    Example:
+        >>> from kizuki.models import Tokens, join
+        >>> tokens = Tokens("so so", [1, 2, 3], [(0, 1), (1, 2), (2, 5)], ["s", "o", " so"], [False] * 3)
+        >>> words = join(tokens, "word")
+        >>> words.labels, words.groups.tolist(), words.tokens(0)
+        (['so', 'so'], [0, 0, 1], range(0, 2))
     """
 
     groups: Tensor

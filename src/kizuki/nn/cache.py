@@ -22,11 +22,12 @@ class KVCache:
     """Keys and values of `batch` growing sequences.
 
     Three forms, one interface:
-        contiguous (the default): room for `capacity` keys a sequence; `.key` and `.value` are views.
-        paged (`page=`): a pool of `pages` pages that all sequences share, found through a block table; a
-            sequence that leaves gives its pages back, `fork` shares them until they are written to.
-        sliding window (`window=w`): a query sees the last w keys up to its own. Pages that no query can see any
-            more are used again, so that memory stays the same however long the sequence grows.
+
+    - contiguous (the default): room for `capacity` keys a sequence; `.key` and `.value` are views.
+    - paged (`page=`): a pool of `pages` pages that all sequences share, found through a block table; a
+      sequence that leaves gives its pages back, `fork` shares them until they are written to.
+    - sliding window (`window=w`): a query sees the last w keys up to its own. Pages that no query can see any
+      more are used again, so that memory stays the same however long the sequence grows.
 
     Nothing held is moved, repeated or repacked: `append` writes in place, and attention reads 16-bit keys as they
     are, once for all the heads of a group. There is no growing: what does not fit is refused, with one exception.

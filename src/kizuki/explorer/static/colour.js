@@ -3,6 +3,10 @@
 
 const STEPS = 256;
 
+// What the maps are made of, each number as [at t = 0, change to t = 1]; explorer/colour.py reads this very line, so
+// that figures saved from Python have the page's colours.
+const MAPS = {"light": {"lightness": [0.985, -0.7], "hue": [105, 175]}, "dark": {"lightness": [0.235, 0.7], "hue": [290, -190]}, "chroma": [0.02, 0.145], "bow": [0.12, 0.76], "ground": 0.2};
+
 function oklchToRgb(lightness, chroma, hueDegrees) {
   const hue = (hueDegrees * Math.PI) / 180;
   const a = chroma * Math.cos(hue);
@@ -24,12 +28,13 @@ function oklchToRgb(lightness, chroma, hueDegrees) {
 /** 256 colours as bytes [r, g, b] * 256; entry 0 is the panel's own background, so nothing is painted there. */
 export function colourTable(dark) {
   const table = new Uint8Array(STEPS * 3);
+  const map = dark ? MAPS.dark : MAPS.light;
   for (let step = 0; step < STEPS; step += 1) {
     const t = step / (STEPS - 1);
-    const lightness = dark ? 0.235 + 0.7 * t : 0.985 - 0.7 * t;
-    const chroma = 0.02 + 0.145 * Math.sin(Math.PI * Math.min(1, 0.12 + 0.76 * t));
-    const hue = dark ? 290 - 190 * t : 105 + 175 * t;
-    table.set(oklchToRgb(lightness, chroma * (t === 0 ? 0.2 : 1), hue), 3 * step);
+    const lightness = map.lightness[0] + map.lightness[1] * t;
+    const chroma = MAPS.chroma[0] + MAPS.chroma[1] * Math.sin(Math.PI * Math.min(1, MAPS.bow[0] + MAPS.bow[1] * t));
+    const hue = map.hue[0] + map.hue[1] * t;
+    table.set(oklchToRgb(lightness, chroma * (t === 0 ? MAPS.ground : 1), hue), 3 * step);
   }
   return table;
 }

@@ -33,6 +33,16 @@ class Contributions:
         shares: each row of contributions divided by its sum, as an attention matrix: `shares[0, h, i]`,
             `shares.topk(8)`, `shares.received()` read as those of A do. It is A with `ln ‖v_j W_O‖` added to the
             scores, and without sinks.
+
+    Example:
+        >>> import kizuki, torch, transformers
+        >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=2)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> with kizuki.record(model) as recording:
+        ...     _ = model(torch.tensor([[3, 1, 4, 1, 5]]))
+        >>> found = kizuki.models.measures.contributions(recording, 0, model)
+        >>> torch.allclose(found.row(0, 4).sum(-1), found.total()[0, :, 4])
+        True
     """
 
     norms: Tensor
@@ -140,6 +150,15 @@ def contribution(recording: Recording, model: nn.Module | Mapping[Any, Tensor]) 
         below its control reads keys whose values are small.
 
     Raises and source as for `contributions`.
+
+    Example:
+        >>> import kizuki, torch, transformers
+        >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=2)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> with kizuki.record(model) as recording:
+        ...     _ = model(torch.tensor([[3, 1, 4, 1, 5]]))
+        >>> kizuki.models.measures.contribution(recording, model).value.shape  # [batch, layers, heads]
+        torch.Size([1, 3, 2])
     """
     weights = output_weights(model, list(recording)) if isinstance(model, nn.Module) else model
     return measured(
@@ -162,6 +181,14 @@ def output_weights(model: Any, layers: Any = None) -> dict[Any, Tensor]:
     gate stands between): give the weight by hand then.
 
     Cost: two forward passes over two tokens.
+
+    Example:
+        >>> import kizuki, torch, transformers
+        >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=2)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> weights = kizuki.models.measures.output_weights(model)
+        >>> sorted(weights), torch.equal(weights[1], model.transformer.h[1].attn.c_proj.weight.T)
+        ([0, 1, 2], True)
     """
     if model.training:
         raise RecordError("measures.output_weights: the model is in training mode; call model.eval()")

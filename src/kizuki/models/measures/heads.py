@@ -60,7 +60,12 @@ def first_key(recording: Recording) -> Measure:
     Source: Xiao et al. 2023 (attention sinks), section 3.1.
 
     Example:
-        >>> (layer, head, value, control), *_ = measures.first_key(recording).top()    # doctest: +SKIP
+        >>> import kizuki
+        >>> from importlib.resources import files
+        >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+        >>> (layer, head, value, control), *_ = kizuki.models.measures.first_key(recording).top()
+        >>> layer, value > control
+        (13, True)
     """
     return measured(recording, read_first_key, "first_key", unit="of each row", against=UNIFORM)
 
@@ -78,6 +83,14 @@ class SinkRate:
         by_layer: the share in each layer, float64 `[batch, layers]`.
         threshold: from which mean weight on the first key a head is counted.
         mass: the `first_key` measure they come from.
+
+    Example:
+        >>> import kizuki
+        >>> from importlib.resources import files
+        >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+        >>> found = kizuki.models.measures.sink_rate(recording)
+        >>> found.threshold, found.by_layer.shape == (1, 1), bool(found.rate == found.by_layer[0, 0])
+        (0.3, True, True)
     """
 
     rate: Tensor
@@ -99,7 +112,12 @@ def sink_rate(recording: Recording, threshold: float = 0.3) -> SinkRate:
     Source: Gu et al. 2024 (When attention sink emerges), section 3, with ε = 0.3.
 
     Example:
-        >>> measures.sink_rate(recording).by_layer                           # doctest: +SKIP
+        >>> import kizuki
+        >>> from importlib.resources import files
+        >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+        >>> found = kizuki.models.measures.sink_rate(recording, threshold=0.5)
+        >>> float(found.control)  # equal weights put 0.24 on the first of 13 tokens: no head of theirs would be counted
+        0.0
     """
     from kizuki import OptionError
 
@@ -120,7 +138,12 @@ def entropy(recording: Recording) -> Measure:
     Cost: one pass over A.
 
     Example:
-        >>> measures.entropy(recording).value < measures.entropy(recording).control    # doctest: +SKIP
+        >>> import kizuki
+        >>> from importlib.resources import files
+        >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+        >>> spread = kizuki.models.measures.entropy(recording)
+        >>> spread.unit, bool((spread.value < spread.control).all())
+        ('nats', True)
     """
     return measured(recording, read_entropy, "entropy", unit="nats", against="ln of the keys each row sees")
 
@@ -136,6 +159,14 @@ def effective_keys(recording: Recording) -> Measure:
         A `Measure` in keys; the control is the mean number of keys a row sees.
 
     Cost: one pass over A.
+
+    Example:
+        >>> import kizuki
+        >>> from importlib.resources import files
+        >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+        >>> found = kizuki.models.measures.effective_keys(recording)
+        >>> found.unit, float(found.control[0, 0, 0])  # 13 rows see 1 … 13 keys
+        ('keys', 7.0...)
     """
     return measured(
         recording, read_effective, "effective_keys", unit="keys", against="the keys each row sees"
@@ -156,6 +187,14 @@ def distance(recording: Recording) -> Measure:
         A `Measure` in tokens; the control is the same mean for equal weights on the keys each row sees.
 
     Cost: one pass over A.
+
+    Example:
+        >>> import kizuki
+        >>> from importlib.resources import files
+        >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+        >>> found = kizuki.models.measures.distance(recording)
+        >>> found.unit, float(found.control[0, 0, 0])  # the mean of 0, 1/2, …, 12/2
+        ('tokens', 3.0...)
     """
     return measured(recording, read_distance, "distance", unit="tokens", against=UNIFORM)
 
@@ -175,6 +214,14 @@ def distance_rest(recording: Recording) -> Measure:
         one token.
 
     Cost: one pass over A, and one product with a one-hot column.
+
+    Example:
+        >>> import kizuki
+        >>> from importlib.resources import files
+        >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+        >>> found = kizuki.models.measures.distance_rest(recording)
+        >>> found.unit, found.value.shape  # [batch, layers, heads]
+        ('tokens', torch.Size([1, 1, 9]))
     """
     return measured(recording, read_distance_rest, "distance_rest", unit="tokens", against=UNIFORM)
 

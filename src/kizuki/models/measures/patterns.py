@@ -39,7 +39,12 @@ def duplicate(recording: Recording, ids: Tensor | None = None, *, seed: int = 0)
     Source: Wang et al. 2022 (Interpretability in the wild), section 3 (duplicate token heads).
 
     Example:
-        >>> measures.duplicate(run(source, text).recording).top(3)           # doctest: +SKIP
+        >>> import kizuki
+        >>> from importlib.resources import files
+        >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+        >>> found = kizuki.models.measures.duplicate(recording)  # no token occurs twice but "the": The and the differ
+        >>> found.value.shape
+        torch.Size([1, 1, 9])
     """
     return _labelled(recording, ids, seed, "duplicate", 0)
 
@@ -53,7 +58,14 @@ def induction(recording: Recording, ids: Tensor | None = None, *, seed: int = 0)
     Source: Elhage et al. 2021, Olsson et al. 2022 (induction heads; prefix matching).
 
     Example:
-        >>> measures.induction(run(source, text).recording).top(3)           # doctest: +SKIP
+        >>> import kizuki
+        >>> from importlib.resources import files
+        >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+        >>> import torch
+        >>> ids = torch.tensor([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1])  # as if the sentence repeated itself
+        >>> found = kizuki.models.measures.induction(recording, ids)
+        >>> found.value.shape, found.against
+        (torch.Size([1, 1, 9]), 'the same A, tokens shuffled')
     """
     return _labelled(recording, ids, seed, "induction", 1)
 
@@ -144,6 +156,14 @@ class Repeats:
         induction: likewise, on the token behind it.
         ids: the tokens, `[batch, tokens]`.
         shuffled: the tokens of the control.
+
+    Example:
+        >>> import kizuki, torch, transformers
+        >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=2)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> found = kizuki.models.measures.repeats(model, length=4, batch=1)
+        >>> found.ids[0, :4].tolist() == found.ids[0, 4:].tolist(), found.previous.value.shape
+        (True, torch.Size([1, 3, 2]))
     """
 
     previous: Measure

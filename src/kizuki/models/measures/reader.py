@@ -28,6 +28,14 @@ class Measure:
         against: what the control is, in words.
         unit: of both.
         layers, heads: which ones they are, in the order of the axes.
+
+    Example:
+        >>> import kizuki
+        >>> from importlib.resources import files
+        >>> recording = kizuki.open(files("kizuki") / "lesson/example/recording.safetensors")
+        >>> found = kizuki.models.measures.previous(recording)
+        >>> found.name, found.layers, found.value.shape == found.control.shape == (1, 1, 9)
+        ('previous', (13,), True)
     """
 
     name: str

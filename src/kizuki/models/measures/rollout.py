@@ -25,6 +25,16 @@ class Rollout:
             of the text by itself.
         tokens: the chosen positions.
         layers: the layers that were gone through, first to last.
+
+    Example:
+        >>> import kizuki, torch, transformers
+        >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=2)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> with kizuki.record(model) as recording:
+        ...     _ = model(torch.tensor([[3, 1, 4, 1, 5]]))
+        >>> found = kizuki.models.measures.rollout(recording, [0, 4])
+        >>> found.tokens, found.weights.shape, found.layers  # the first token can only come from itself
+        ((0, 4), torch.Size([1, 2, 5]), (0, 1, 2))
     """
 
     weights: Tensor

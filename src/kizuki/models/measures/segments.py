@@ -27,6 +27,16 @@ class Segments:
             for a segment whose rows see nothing.
         control: the same for equal weights on the keys each row sees: a long segment gets much by its length.
         layers, heads: which ones they are.
+
+    Example:
+        >>> import kizuki, torch, transformers
+        >>> config = transformers.GPT2Config(vocab_size=11, n_positions=16, n_embd=12, n_layer=3, n_head=2)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> with kizuki.record(model) as recording:
+        ...     _ = model(torch.tensor([[3, 1, 4, 1, 5]]))
+        >>> found = kizuki.models.measures.segments(recording, {"question": (0, 3)})
+        >>> found.names, found.mass.shape  # [batch, layers, heads, segments, segments]
+        (('question', 'rest'), torch.Size([1, 3, 2, 2, 2]))
     """
 
     names: tuple[str, ...]

@@ -205,6 +205,22 @@ def test_the_svg_is_xml_with_every_cell_where_it_belongs(one):
     assert (seen == 1).all()
 
 
+@pytest.mark.parametrize("width", ["40mm", "50mm", "60mm", "85mm", "170mm"])
+@pytest.mark.parametrize("count", [1, 3, 30, 40])
+def test_names_stand_in_full_or_there_are_numbers(width, count):
+    """At no size is a name cut to nothing: both axes have names, or both numbers."""
+    torch.manual_seed(2)
+    x = torch.randn(1, 40, 4)
+    names = [f"word{k:02}" for k in range(40)]
+    made = figure(kizuki.attend(x, x), labels=names, queries=(0, count), width=width, font_pt=5, title="")
+    shown = [node.text for node in ET.fromstring(made.svg().encode()).iter(f"{SVG}text")]
+    beside, below = (sum(text in names for text in shown), 0)
+    below = sum(shown.count(name) for name in names[count:])
+    assert (beside, below) in ((0, 0), (count, 0), (40 + count, 40 - count))
+    assert "…" not in shown
+    assert (beside, below) == (0, 0) or "word00" in shown
+
+
 @pytest.mark.parametrize(("tokens", "embedded"), [(64, False), (65, True)])
 def test_cells_are_vector_up_to_64_and_one_exact_picture_above(tokens, embedded):
     from PIL import Image

@@ -194,7 +194,7 @@ def spread(mean: float, sd: float) -> str:
 def _shifts(shifts: tuple[float, ...]) -> str:
     from statistics import fmean, stdev
 
-    return f"{fmean(shifts):+.3f}" + (f" ± {stdev(shifts):.2g}" if len(shifts) > 1 else "")
+    return f"Δ {fmean(shifts):+.3f}" + (f" ± {stdev(shifts):.2g}" if len(shifts) > 1 else "")
 
 
 def plain(found: Effect) -> dict[str, Any]:

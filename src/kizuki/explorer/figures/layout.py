@@ -94,14 +94,14 @@ def draw(cells: Cells, style: Style, width: Width) -> Drawing:
             f"figure: a width of {style.width:.0f} pt leaves no room for the cells beside text of {font:g} pt; "
             "give a larger width or a smaller font_pt"
         )
-    left, side, size = _across(cells, room, style, width)
+    left, named, side, size = _across(cells, room, style, width)
     x0 = pad + 1.6 * font + left
     high = min(side * len(cells.rows) / len(cells.cols), TALLEST * style.width)
     high = max(high, LOWEST * font)
     y0 = top + 0.5 * font
     drawing.marks.append(Grid(x0, y0, side, high, colours(cells, style)))
 
-    named = _rows(drawing, cells.rows, x0, y0, high, left, style, width)
+    named = _rows(drawing, cells.rows, x0, y0, high, left if named else 0.0, style, width)
     bottom, below = _cols(drawing, cells.cols, x0, y0 + high, side, size, style, width)
     middle = y0 + high / 2
     beside = words["queries" if named else "query_numbers"]
@@ -160,30 +160,30 @@ def _head(
     return y
 
 
-def _across(cells: Cells, room: float, style: Style, width: Width) -> tuple[float, float, float]:
-    """Width of the queries' names, of the cells, and the size the keys' names are set in (0: numbers)."""
-    font = style.font
-    numbers = width(str(cells.rows.total), 0.9 * font) + 0.4 * font
-    left = numbers
+def _across(cells: Cells, room: float, style: Style, width: Width) -> tuple[float, bool, float, float]:
+    """Width of the queries' names and whether they are names, of the cells, and the size of the keys' (0: numbers)."""
+    font, cols = style.font, len(cells.cols)
     if cells.rows.named:
         names = [cells.rows.label(row) for row in range(len(cells.rows))]
         left = min(ROOM * font, max(width(name, font) for name in names)) + 0.4 * font
-        pitch = (room - left) / len(cells.cols)
-        if 0.92 * pitch < SMALLEST and len(cells.rows) * 1.2 > 7:  # too small to be set: numbers instead
-            left = numbers
-    side = room - left
-    size = min(font, 0.92 * side / len(cells.cols))
-    named = cells.cols.named and size >= SMALLEST
-    return left, side, size if named else 0.0
+        size = (
+            0.92 * (room - left) / cols
+        )  # a row is as high as a column is wide, or higher where there are few
+        if size >= SMALLEST or len(cells.rows) * SMALLEST <= 0.92 * LOWEST * font:
+            return left, True, room - left, min(font, size) if cells.cols.named and size >= SMALLEST else 0.0
+    left = width(str(cells.rows.total), 0.9 * font) + 0.4 * font
+    size = min(font, 0.92 * (room - left) / cols)
+    named = cells.cols.named and not cells.rows.named and size >= SMALLEST  # both by name, or both by number
+    return left, False, room - left, size if named else 0.0
 
 
 def _rows(
     drawing: Drawing, axis: Axis, x0: float, y0: float, high: float, left: float, style: Style, width: Width
 ) -> bool:
-    """The queries beside their rows; whether by name."""
+    """The queries beside their rows, by name where `left` has room for names; whether so."""
     pitch = high / len(axis)
     size = min(style.font, 0.92 * pitch)
-    if axis.named and size >= SMALLEST:
+    if left and size >= SMALLEST:
         for row in range(len(axis)):
             name = shortened(axis.label(row), left - 0.4 * style.font, size, width)
             drawing.marks.append(
@@ -221,12 +221,14 @@ def _numbered(axis: Axis, length: float, apart: float) -> list[tuple[int, float]
     """Round token numbers along an axis, at least so far apart, and where the middle of each token's cell is."""
     first, end = int(axis.starts[0]), int(axis.starts[-1])
     step = _nice(apart * (end - first) / length)
-    found = []
+    found: list[tuple[int, float]] = []
     for token in range(-(-first // step) * step, end, step):
         cell = int(np.searchsorted(axis.starts, token, "right")) - 1
         low, high = axis.span(cell)
         inside = (token + 0.5 - low) / (high - low)
-        found.append((token, (cell + inside) * length / len(axis)))
+        at = (cell + inside) * length / len(axis)
+        if not found or at - found[-1][1] >= 0.9 * apart:  # words are of unlike lengths
+            found.append((token, at))
     return found
 
 

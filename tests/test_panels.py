@@ -375,13 +375,11 @@ def test_pins_and_two_heads_and_the_way_back(tmp_path: Path, show: Any) -> None:
     ) == [0, 1, 10]
     page.wait_for_timeout(1300)
     page.go_back()
-    settle(page)
-    assert page.evaluate(
-        "() => { const s = kizukiPage.store.state; return [s.layer, s.head, s.query]; }"
-    ) == [4, 3, 30]
+    page.wait_for_function(
+        "() => { const s = kizukiPage.store.state; return s.layer === 4 && s.head === 3 && s.query === 30; }"
+    )
     page.go_forward()
-    settle(page)
-    assert page.evaluate("() => kizukiPage.store.state.layer") == 0
+    page.wait_for_function("() => kizukiPage.store.state.layer === 0")
     page.reload()
     settle(page)
     assert page.locator("#pins li").count() == 2

@@ -39,8 +39,10 @@ LOOK_AGAIN = 0.05  # seconds between two looks at whether somebody still waits
 log = logging.getLogger(__name__)
 
 
-def application(answers: Answers, token: str, port: int) -> Starlette:
+def application(answers: Answers, token: str, port: int, closing: threading.Event | None = None) -> Starlette:
     """The server's application, for the one address `http://127.0.0.1:{port}/{token}/`.
+
+    Once `closing` is set, whatever is being computed stops at its next look.
 
     Raises `PageError` where starlette is not installed.
     """
@@ -123,10 +125,12 @@ def application(answers: Answers, token: str, port: int) -> Starlette:
         if len(parameters) != len(pairs):
             return refuse(400, "a parameter is given twice")
         gone = threading.Event()
+
+        def stale() -> bool:
+            return gone.is_set() or (closing is not None and closing.is_set())
+
         async with places:
-            work = asyncio.get_running_loop().run_in_executor(
-                workers, answers.ask, what, parameters, gone.is_set
-            )
+            work = asyncio.get_running_loop().run_in_executor(workers, answers.ask, what, parameters, stale)
             try:
                 while not work.done():
                     await asyncio.wait({work}, timeout=LOOK_AGAIN)
@@ -204,15 +208,22 @@ class Server:
             self.socket.close()
             raise PageError(f"port {port}: cannot be had ({error.strerror}); give another, or none") from None
         self.port: int = self.socket.getsockname()[1]
+        closing = threading.Event()
+
+        class Stopping(uvicorn.Server):
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                closing.set()  # nobody waits for a picture any more
+                await super().shutdown(sockets)
+
         config = uvicorn.Config(
-            application(answers, self.token, self.port),
+            application(answers, self.token, self.port, closing),
             log_level="warning",
             access_log=False,
             server_header=False,
             lifespan="on",
             timeout_graceful_shutdown=2,
         )
-        self._server = uvicorn.Server(config)
+        self._server = Stopping(config)
 
     @property
     def address(self) -> str:

@@ -8,9 +8,11 @@ export class Address {
   constructor(store) {
     this.store = store;
     this.written = 0;
+    this.seen = location.hash;
     this.following = true; // the first entry is the page as it was opened
     store.listen(() => this.later());
     window.addEventListener("hashchange", () => {
+      this.seen = location.hash;
       this.following = true; // back, forward, or somebody's own hash: no new entry
       store.set({ ...BLANK, ...parseHash(location.hash) });
     });
@@ -22,6 +24,7 @@ export class Address {
   }
 
   write() {
+    if (location.hash !== this.seen) return; // a step through the history that the page has yet to hear of
     const hash = formatHash(this.store.state);
     const now = Date.now();
     const same = this.following || now - this.written < BURST;
@@ -33,6 +36,7 @@ export class Address {
         if (error.name !== "SecurityError") throw error; // a frame without an address of its own has none to keep
       }
     }
+    this.seen = location.hash;
     this.following = false;
     this.written = now;
   }

@@ -341,7 +341,7 @@ class Page {
     this.atlas.show({ measure: state.measure, layer: state.layer, head: state.head, table: this.colours, t, preview: this.preview.head });
     const at = this.preview.head ?? state;
     const value = this.atlas.value(at.layer, at.head);
-    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === undefined ? t("unread") : value === null ? t("undefined") : digits(value)} ${t(`${state.measure}_unit`)}`;
+    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === undefined ? t("unread") : value === null ? t("undefined") : `${digits(value)} ${t(`${state.measure}_unit`)}`}`;
     say(byId("atlas-cell"), name.trim());
     byId("atlas").setAttribute("aria-label", name);
     const notes = [t("mean_over", { n: this.meta.queries }), `${t(state.measure)}: ${t(`${state.measure}_note`, { bound: digits(this.meta.bound) })}${this.language === "ja" ? "。" : "."}`];

@@ -26,13 +26,20 @@ export class Pins {
     const { t } = this.page, { list } = this, now = formatPin(state);
     byId("pin").setAttribute("aria-pressed", String(list.includes(now)));
     say(byId("pins-none"), list.length === 0 ? t("pins_none") : "");
-    const name = `${this.page.language} ${now} ${state.pins}`;
-    if (this.shown === name) return;
-    this.shown = name;
-    byId("pins").replaceChildren(...list.map((pin) => this.line(parsePin(pin), pin, pin === now, state)));
+    const name = `${this.page.language} ${state.pins}`;
+    if (this.shown !== name) {
+      this.shown = name;
+      byId("pins").replaceChildren(...list.map((pin) => this.line(parsePin(pin), pin)));
+    }
+    list.forEach((pin, at) => {
+      const line = byId("pins").children[at], [link, , compare] = line.children, { layer, head } = parsePin(pin);
+      line.className = pin === now ? "here" : "";
+      link.ariaCurrent = String(pin === now);
+      compare.disabled = layer === state.layer && head === state.head;
+    });
   }
 
-  line(pin, text, here, state) {
+  line(pin, text) {
     const { page } = this, { t, store } = page;
     const own = page.allUnits[pin.unit] ?? page.allUnits.token;
     const tokens = pin.several ? parseTokens(pin.several, own.tokens) : [pin.direction === "reads" ? pin.query : pin.key];
@@ -41,10 +48,9 @@ export class Pins {
     const reading = h("small", {}, "");
     const label = `${t("layer")} ${pin.layer} · ${t("head")} ${pin.head} · ${t(pin.direction === "reads" ? "pin_reads" : "pin_readers", { token: what })}`;
     this.fill(reading, pin, tokens, own);
-    const same = pin.layer === state.layer && pin.head === state.head;
-    return h("li", { class: here ? "here" : "" },
-      h("button", { class: "link", "aria-current": here ? "true" : null, onclick: () => store.set(pin) }, label), reading,
-      h("button", { disabled: same, "aria-label": `${t("pin_compare")}: ${label}`, onclick: () => store.set({ against: `${pin.layer}.${pin.head}` }) }, t("pin_compare")),
+    return h("li", {},
+      h("button", { class: "link", onclick: () => store.set(pin) }, label), reading,
+      h("button", { "aria-label": `${t("pin_compare")}: ${label}`, onclick: () => store.set({ against: `${pin.layer}.${pin.head}` }) }, t("pin_compare")),
       h("button", { "aria-label": `${t("pin_off")}: ${label}`, onclick: () => this.toggle(text) }, "×"));
   }
 

@@ -28,7 +28,10 @@ export class TextPanel {
       span.token = first;
       return span;
     });
-    this.list.replaceChildren(...this.spans.flatMap((span, unit) => [gaps[unit], span]), units.tail);
+    const whole = document.createDocumentFragment(); // one by one: 100,000 are too many for one call's arguments
+    for (const [unit, span] of this.spans.entries()) whole.append(gaps[unit], span);
+    whole.append(units.tail);
+    this.list.replaceChildren(whole);
     this.painted = [];
     this.weights.clear();
     this.drawRail();

@@ -18,7 +18,6 @@ from ..sizes import BFLOAT16, PLAIN, step_of
 from ..target import Target
 from .simd import I64, Emit, load_i64, piece
 
-SIDE = 2  # squares of dense keys side by side with one query
 CHUNK = 16  # keys whose values are in the cache at once while columns pass over them; even, for pairs
 
 
@@ -53,8 +52,11 @@ def _columns(e: Emit, keys: list[ir.Value], kind: int) -> list[ir.Value]:
 def build(t: Target) -> Any:
     """`(dots, mix)`: scores of a block of keys, and a block of values into the accumulators."""
 
-    def dots_for(kind: int, rows: int, squares: int, apart: bool) -> Any:
-        """Scores of `rows` queries on `squares` squares of `lanes` keys each; `apart`: keys lie anywhere."""
+    def dots_for(kind: int, rows: int, squares: int, apart: bool, known: int = 0) -> Any:
+        """Scores of `rows` queries on `squares` squares of `lanes` keys each.
+
+        `apart`: keys lie anywhere; `known`: their head_dim, where it is compiled in (0 = it is not).
+        """
         size = t.size if kind == PLAIN else 2
         count = squares * t.lanes
 
@@ -139,13 +141,14 @@ def build(t: Target) -> Any:
         ) -> Any:
             """The same of keys that lie one after the other from an address on, and of what is dense `ahead`.
 
-            No table of addresses: they come to more than there are registers. A score is one sum, each term after the
-            other, so what fills the time that a multiply-add takes are the sums of other squares.
+            No table of addresses, which come to more than there are registers; with a known head_dim they are one
+            register and a constant each.
             """
 
             def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 e = Emit(builder, t)
-                row = builder.mul(args[2], ir.Constant(I64, size))
+                dim = ir.Constant(I64, known) if known else args[2]
+                row = builder.mul(dim, ir.Constant(I64, size))
 
                 def ask(step: ir.Value) -> None:
                     far = builder.add(args[4], builder.mul(step, ir.Constant(I64, count)))
@@ -156,7 +159,7 @@ def build(t: Target) -> Any:
                     first = builder.add(args[0], step)
                     return [builder.add(first, builder.mul(row, ir.Constant(I64, n))) for n in range(count)]
 
-                sums_of(e, (*args[1:4], args[5]), keys_at, ask)
+                sums_of(e, (args[1], dim, args[3], args[5]), keys_at, ask)
                 return context.get_dummy_value()
 
             return types.void(*[types.int64] * 5, types.float32), codegen
@@ -263,7 +266,8 @@ def build(t: Target) -> Any:
     def for_kind(kind: int) -> tuple[Any, Any]:
         dots_few, few_dense = dots_for(kind, few, 1, True), dots_for(kind, few, 1, False)
         dots_one, dots_two = dots_for(kind, 1, 1, True), dots_for(kind, 1, 2, True)
-        one_dense = dots_for(kind, 1, SIDE, False)
+        one_dense = dots_for(kind, 1, 2, False)
+        one_64, one_128 = (dots_for(kind, 1, 2, False, dim) for dim in (64, 128))
         width = size if kind == PLAIN else 2
         mix_few, mix_few_one = mix_for(kind, few, wide), mix_for(kind, few, 1)
         mix_one, mix_one_one = mix_for(kind, 1, 4), mix_for(kind, 1, 1)
@@ -284,12 +288,16 @@ def build(t: Target) -> Any:
             wide = 2 * lanes if rows == 1 else lanes
             if dense != 0 and columns == block_k:
                 base, bytes_ = load_i64(addresses), dim * width
-                wide = SIDE * lanes if rows == 1 else lanes
-                beyond = max(wide, 2 * lanes)
+                known = rows == 1 and (dim == 64 or dim == 128)
+                wide, beyond = 2 * lanes if rows == 1 else lanes, 2 * lanes
                 for c in range(0, columns, wide):
                     here, out = base + c * bytes_, grid + c * size
                     ahead = here + beyond * bytes_ if c + beyond < columns else load_i64(later)
-                    if rows == 1:
+                    if known and dim == 64:
+                        one_64(here, packed, dim, out, ahead, factor)
+                    elif known:
+                        one_128(here, packed, dim, out, ahead, factor)
+                    elif rows == 1:
                         one_dense(here, packed, dim, out, ahead, factor)
                     else:
                         for r in range(0, rows, few):

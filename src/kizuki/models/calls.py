@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from kizuki import Observation, Observe
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +34,7 @@ class Call:
     options: dict[str, Any]  # scaling, softcap, s_aux, position_bias, sliding_window, is_causal, …
     output: Any  # [batch, queries, heads, value_dim], or a `Behind`; None where a note was given none
     random: bool = False  # dropout was applied to the weights
+    seen: Wanted | None = None  # what was read of A in the same pass, for whom
 
 
 class Behind(Protocol):
@@ -47,6 +51,22 @@ class Watcher(Protocol):
 
     def hear(self, module: nn.Module, make: Callable[[nn.Module], Call]) -> None:
         """`module` has attended; `make(module)` is the call, or raises RecordError. It is made where it is wanted."""
+
+
+@runtime_checkable
+class Observer(Watcher, Protocol):
+    """A watcher that wants readings of A, which an attention function of kizuki's makes in its own pass."""
+
+    def reads(self, module: nn.Module) -> Observe | None:
+        """What it wants read of the attention that `module` is about to compute."""
+
+
+@dataclass(eq=False)
+class Wanted:
+    """What is to be read in a call, and what was: None until a function that can has done it."""
+
+    what: Observe
+    observation: Observation | None = None
 
 
 @runtime_checkable
@@ -84,6 +104,24 @@ def told() -> Iterator[None]:
         yield
     finally:
         _here.deaf = before
+
+
+@contextmanager
+def wanted(readers: Sequence[Watcher], module: nn.Module) -> Iterator[Wanted | None]:
+    """Around the function that computes a module's attention: what one of its watchers wants read meanwhile."""
+    asked = [what for w in readers if isinstance(w, Observer) and (what := w.reads(module)) is not None]
+    before = getattr(_here, "wanted", None)
+    _here.wanted = Wanted(asked[0]) if len(asked) == 1 else None
+    try:
+        yield _here.wanted
+    finally:
+        _here.wanted = before
+
+
+def want() -> Wanted | None:
+    """What is to be read in the call that runs on this thread now."""
+    now: Wanted | None = getattr(_here, "wanted", None)
+    return now
 
 
 def callers() -> Iterator[nn.Module]:

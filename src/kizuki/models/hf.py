@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from .calls import Call, Editor, Watcher, listening, told
+from .calls import Call, Editor, Watcher, listening, told, wanted
 from .rule import RecordError
 
 # One patch for all open recordings: who installs first installs it, who leaves last removes it.
@@ -82,7 +82,7 @@ def _heard(
         interested = [w for w in heard if w.wants(module)]
         if not interested:
             return function(module, *args, **kwargs)
-        with told():  # PyTorch's function inside it is the same call
+        with told(), wanted(interested, module) as seen:  # PyTorch's function inside it is the same call
             output = function(module, *args, **kwargs)
         names = ("query", "key", "value", "attention_mask")
         given = dict(zip(names, args, strict=False))
@@ -98,6 +98,7 @@ def _heard(
             options,
             output[0] if isinstance(output, tuple) else output,
             random=bool(module.training and options.get("dropout")),
+            seen=seen,
         )
         for watcher in interested:
             watcher.hear(module, lambda _: call)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from .. import masks
-from ..errors import KizukiTypeError, OptionError, ShapeError, show
+from ..errors import KizukiTypeError, OptionError, ShapeError, SizeError, show
 from ..functional import attention as mix
 from ..operator import attend
+from .calls import want
 from .hfmask import Plan, Reader, RuleMask, Scene, plan
 
 NAME = "kizuki"
@@ -172,12 +174,17 @@ def attention(
     cu_seq_lens = kwargs.get("cu_seq_lens_q")
     if cu_seq_lens is not None:
         options = _packed(options, cu_seq_lens, kwargs.get("cu_seq_lens_k"), query, keys, made)
-    output = mix(
-        query, key, value, bias=bias, scale=scaling, softcap=softcap, sinks=s_aux, dropout=dropout, **options
-    )
+    more: Any = {"bias": bias, "scale": scaling, "softcap": softcap, "sinks": s_aux, **options}
+    output, now = None, want()
+    if now is not None and not made.start and made.stop == keys and not _watched():
+        with suppress(OptionError, SizeError):  # of what is to be read; of the rest they come again below
+            # A recording wants to look: in the same pass, and the output keeps its bits.
+            output, now.observation = mix(query, key, value, dropout=dropout, observe=now.what, **more)
+    if output is None:
+        output = mix(query, key, value, dropout=dropout, **more)
     weights = None
     if _asked(kwargs):
-        matrix = attend(query, key, bias=bias, scale=scaling, softcap=softcap, sinks=s_aux, **options)
+        matrix = attend(query, key, **more)
         weights = nn.functional.pad(matrix.dense(), (made.start, keys - made.stop)).to(query.dtype)
     return output.transpose(1, 2).contiguous(), weights
 

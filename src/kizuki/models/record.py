@@ -18,6 +18,7 @@ from .calls import Call, told, watchers
 from .capture import Masks, capture
 from .course import Course
 from .layers import Layers, choose, find
+from .observed import narrowed
 from .recording import Layer, Recording
 from .rule import RecordError
 
@@ -339,7 +340,15 @@ class _Recorder:
         if self.observe is None:
             self.recording._captures[layer] = kept
         else:
-            self.recording._observations[layer] = kept.matrix()[0].observe(self.observe)
+            read = call.seen.observation if call.seen and call.seen.what is self.observe else None
+            seen = kept.matrix()[0].observe(self.observe) if read is None else read
+            self.recording._observations[layer] = narrowed(seen)
+
+    def reads(self, module: nn.Module) -> Observe | None:
+        """What is to be read of a layer as it runs: where all its heads are, and its name is known beforehand."""
+        number = self.times.get(id(module), 0)
+        layer = self.names.get((id(module), number), None if number else self.layer_of.get(id(module)))
+        return self.observe if self.recording.heads is None and layer in self.recording.layers else None
 
     def _layer(self, module: nn.Module) -> Layer | None:
         """The layer that a module attends for now, None where it was not chosen; what is new is named."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import KizukiTypeError, OptionError, ShapeError
+from .observed import widened
 from .rule import RecordError, Rule
 from .saves import Saves
 from .shows import Shows
@@ -277,7 +278,7 @@ class Recording(Saves, Shows):
                 f"recording.observation({layer!r}): nothing was read during the pass; open the block with "
                 "kizuki.record(model, keep=kizuki.Observe(...))"
             )
-        return self._observations[layer]
+        return widened(self._observations[layer])
 
     def pass_(self, number: int) -> Recording:
         """Pass `number` of the block by itself, counted from 0 (negative from the end), where all are kept.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,20 @@ import torch
 import kizuki
 from kizuki.models import RecordError
 
+PIECES = [
+    "東 1/2",
+    "東 2/2",
+    "京",
+    "メトロ",
+    " gave",
+    " the",
+    " key",
+    " 👩 1/3",
+    "👩 2/3",
+    "👩 3/3",
+    " to",
+    " her",
+]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -154,3 +169,40 @@ def table(page: Any) -> list[tuple[int, float]]:
         ".map(r => [r.dataset.token, r.querySelector('.w').textContent])"
     )
     return [(int(token), float(weight.replace("−", "-"))) for token, weight in rows]
+
+
+def pieces_run(made: kizuki.AttentionMatrix) -> Any:
+    """A run whose tokens are pieces of characters and words, as byte-level tokenizers cut them."""
+    run = make_run({0: made}, words=PIECES)
+    text = "東京メトロ gave the key 👩 to her"
+    spans = [
+        (0, 1),
+        (0, 1),
+        (1, 2),
+        (2, 5),
+        (5, 10),
+        (10, 14),
+        (14, 18),
+        (18, 20),
+        (19, 20),
+        (19, 20),
+        (20, 23),
+        (23, 27),
+    ]
+    run.tokens.text, run.tokens.offsets = text, spans
+    return run
+
+
+def axe(page: Any) -> list[Any]:
+    """What axe-core finds wrong."""
+    spec = find_spec("axe_core_python")
+    if spec is None or spec.origin is None:
+        if os.environ.get("CI"):
+            pytest.fail("axe-core-python is not installed, and CI must run the accessibility checks")
+        pytest.skip("axe-core-python is not installed")
+    page.evaluate((Path(spec.origin).parent / "axe.min.js").read_text(encoding="utf-8"))
+    found: list[Any] = page.evaluate(
+        "async () => (await axe.run(document)).violations"
+        ".map(v => [v.id, v.help, v.nodes.map(n => n.html.slice(0, 200))])"
+    )
+    return found

@@ -9,58 +9,21 @@ import math
 import os
 import shutil
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pages import make_run, matrix, settle, table, text_of
+from pages import PIECES, axe, make_run, matrix, pieces_run, settle, table, text_of
 
 import kizuki
 from kizuki.explorer import export, write_page
 from kizuki.explorer.budget import Plan
 from kizuki.explorer.squeeze import squeeze
 
-PIECES = [
-    "東 1/2",
-    "東 2/2",
-    "京",
-    "メトロ",
-    " gave",
-    " the",
-    " key",
-    " 👩 1/3",
-    "👩 2/3",
-    "👩 3/3",
-    " to",
-    " her",
-]
 NODE = pytest.mark.skipif(
     shutil.which("node") is None and not os.environ.get("CI"), reason="node is not installed"
 )
-
-
-def pieces_run(made: kizuki.AttentionMatrix) -> Any:
-    """A run whose tokens are pieces of characters and words, as byte-level tokenizers cut them."""
-    run = make_run({0: made}, words=PIECES)
-    text = "東京メトロ gave the key 👩 to her"
-    spans = [
-        (0, 1),
-        (0, 1),
-        (1, 2),
-        (2, 5),
-        (5, 10),
-        (10, 14),
-        (14, 18),
-        (18, 20),
-        (19, 20),
-        (19, 20),
-        (20, 23),
-        (23, 27),
-    ]
-    run.tokens.text, run.tokens.offsets = text, spans
-    return run
 
 
 def value_of(made: kizuki.AttentionMatrix, layer: int = 0) -> torch.Tensor:
@@ -543,107 +506,3 @@ def test_the_lesson_follows_the_selection_and_its_switches_are_the_formula(tmp_p
     page.keyboard.press("Escape")
     settle(page)
     assert page.evaluate("() => kizukiPage.store.state.lesson") == ""
-
-
-# -- for everybody -----------------------------------------------------------------------------------
-
-
-def axe(page: Any) -> list[Any]:
-    """What axe-core finds wrong."""
-    spec = find_spec("axe_core_python")
-    if spec is None or spec.origin is None:
-        if os.environ.get("CI"):
-            pytest.fail("axe-core-python is not installed, and CI must run the accessibility checks")
-        pytest.skip("axe-core-python is not installed")
-    page.evaluate((Path(spec.origin).parent / "axe.min.js").read_text(encoding="utf-8"))
-    found: list[Any] = page.evaluate(
-        "async () => (await axe.run(document)).violations"
-        ".map(v => [v.id, v.help, v.nodes.map(n => n.html.slice(0, 200))])"
-    )
-    return found
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize(
-    ("width", "locale", "theme"),
-    [(360, "ja-JP", "dark"), (768, "en-US", "light"), (1400, "en-US", "dark"), (2560, "ja-JP", "light")],
-)
-def test_everything_open_fits_every_width_and_axe_finds_nothing(
-    tmp_path: Path, show: Any, width: int, locale: str, theme: str
-) -> None:
-    path = write_page(tmp_path / "page.html", pieces_run(matrix(12)))
-    at = "#l=0&h=1&q=11&k=3&c=0.2&u=word&o=3&z=1_1_8&p=0_1_11_3_reads_word~0_2_5_3_readers_token_3-7"
-    page = show(path, at, width=width, locale=locale, theme=theme)
-    page.evaluate("() => { for (const each of document.querySelectorAll('details')) each.open = true; }")
-    page.keyboard.press("/")
-    page.wait_for_timeout(200)
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
-    assert axe(page) == []
-    if width == 1400:
-        page.keyboard.press("Escape")
-        page.keyboard.press("?")
-        assert axe(page) == []
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("language", ["en", "ja"])
-def test_axe_finds_nothing_on_the_lesson(tmp_path: Path, browser: Any, language: str) -> None:
-    from kizuki.lesson import shipped
-    from kizuki.lesson import write_page as write_lesson
-
-    path = write_lesson(tmp_path / "lesson.html", shipped(), language=language)
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    page = context.new_page()
-    page.goto(f"file://{path}")
-    page.wait_for_selector("h2")
-    assert axe(page) == []
-    page.emulate_media(color_scheme="dark")
-    assert page.evaluate("() => matchMedia('(prefers-color-scheme: dark)').matches")
-    assert axe(page) == []
-    context.close()
-
-
-@pytest.mark.browser
-def test_every_panel_is_reached_and_used_by_keyboard_alone(tmp_path: Path, show: Any) -> None:
-    page = show(write_page(tmp_path / "page.html", make_run({0: matrix()})), "#l=0&h=1&q=20&k=2")
-    for key, element in {
-        "1": "tokens",
-        "2": "atlas",
-        "3": "map",
-        "4": "strips",
-        "5": "compare-open",
-        "6": "pin",
-    }.items():
-        page.keyboard.press(key)
-        assert page.evaluate("() => document.activeElement.id") == element
-    page.keyboard.press("Enter")
-    assert page.locator("#pins li").count() == 1
-    page.keyboard.press("c")
-    settle(page)
-    assert page.evaluate("() => kizukiPage.store.state.against") == "0.2"
-    page.locator("#compare-strips").focus()
-    page.keyboard.press("ArrowRight")
-    assert text_of(page, "#compare-cell").startswith("0 “w0")
-    page.locator("#text-panel details.save summary").focus()
-    page.keyboard.press("Enter")
-    page.keyboard.press("Tab")
-    assert page.evaluate("() => document.activeElement.textContent") == "PNG"
-    with page.expect_download():
-        page.keyboard.press("Enter")
-    stops = []
-    page.evaluate("() => document.activeElement.blur()")
-    for _ in range(70):
-        page.keyboard.press("Tab")
-        stops.append(page.evaluate("() => document.activeElement.id || document.activeElement.textContent"))
-    for wanted in (
-        "tour-open",
-        "tokens",
-        "adding",
-        "atlas",
-        "map",
-        "strips",
-        "pin",
-        "compare-swap",
-        "compare-strips",
-    ):
-        assert wanted in stops

@@ -465,8 +465,7 @@ class Where(Mask):
         ):
             raise ShapeError(
                 f"kizuki.masks.where: fn returned shape {show(seen)} but must broadcast to {list(full)}; use "
-                "its arguments "
-                "b, h, i, j elementwise"
+                "its arguments b, h, i, j elementwise"
             )
         return seen.reshape((1,) * (len(full) - seen.dim()) + tuple(seen.shape))
 

@@ -18,7 +18,7 @@ from .calls import Call, told, watchers
 from .capture import Masks, capture
 from .course import Course
 from .layers import Layers, choose, find
-from .observed import narrowed
+from .observed import Shelf
 from .recording import Layer, Recording
 from .rule import RecordError
 
@@ -161,7 +161,7 @@ class _Recorder:
         self.recording = recording
         self.found = found
         self.everything = everything
-        self.observe = observe
+        self.observe, self.shelf = observe, Shelf(len(recording.layers))
         self.layer_of = {id(module): layer for layer, (_, module) in found.found.items()}
         self.alone = len(found.found) == 1  # one module for all layers
         self.numbers = len(found.found)  # of layers, where they are numbered as they are met
@@ -342,7 +342,7 @@ class _Recorder:
         else:
             read = call.seen.observation if call.seen and call.seen.what is self.observe else None
             seen = kept.matrix()[0].observe(self.observe) if read is None else read
-            self.recording._observations[layer] = narrowed(seen)
+            self.recording._observations[layer] = self.shelf.put(seen)
 
     def reads(self, module: nn.Module) -> Observe | None:
         """What is to be read of a layer as it runs: where all its heads are, and its name is known beforehand."""

@@ -7,7 +7,7 @@ come and go with every layer, leave memory in holes: twice as much was resident 
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class Shelf:
 
     def put(self, seen: Observation) -> Observation:
         """The same readings, held here; keys in 32 bits where they fit."""
-        made: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
+        made: dict[str, Any] = {}
         for name in (field.name for field in fields(seen)):
             value = getattr(seen, name)
             if isinstance(value, Tensor):

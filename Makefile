@@ -7,6 +7,7 @@ PY     := .venv/bin/python
 KEY    := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 PIP    := $(PY) -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 LOOK   ?= --sample
+JOBS   ?= 2
 
 # pip would compile every module of every package to bytecode, half of the time an installation takes; so the
 # first run compiles the ones it imports, and has to be allowed to keep them.
@@ -26,7 +27,7 @@ look: .venv/look-$(KEY)
 	@$(PY) -m kizuki look $(LOOK)
 
 test: lint
-	@$(PY) -m pytest -q
+	@$(PY) -m pytest -q -n $(JOBS) --dist loadfile
 
 lint: .venv/test-$(KEY)
 	@$(PY) -m ruff check .

@@ -81,6 +81,19 @@ def test_rows_of_a_matrix_whose_memory_another_one_took() -> None:
         gc.collect()
 
 
+def test_rows_with_a_bias_whose_sign_is_a_bit_beside_it() -> None:
+    query, key, bias = randn(1, 2, 90, 16), randn(1, 2, 90, 16, seed=1), randn(2, 90, 90, seed=2)
+    negative = torch.complex(bias, -bias).conj().imag
+    assert negative.is_neg()
+    A, want = kizuki.attend(query, key, bias=negative), kizuki.attend(query, key, bias=bias).dense()
+    for i in (3, 80, 4):
+        junk = [
+            torch.full((2, 90, 90), torch.nan) for _ in range(4)
+        ]  # where a copy that is gone may have lain
+        assert torch.equal(A[0, 1, i], want[0, 1, i])
+        del junk
+
+
 def test_two_matrices_in_turn_and_two_threads_at_once() -> None:
     made = [kizuki.attend(randn(1, 2, 300, 16, seed=s), randn(1, 2, 300, 16, seed=s + 9)) for s in (0, 1)]
     whole = [A.dense() for A in made]

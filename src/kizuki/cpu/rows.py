@@ -186,7 +186,10 @@ def _prepare(problem: Problem) -> _Prepared | None:
     plain = (rest is None or isinstance(rest, Dense)) and problem.score is None and problem.keys > 0
     if not plain or functions_of(problem.mask) or not decodes(problem, nothing):
         return None
-    if problem.bias is not None and problem.bias.dtype is not problem.accumulate_dtype:
+    bias = problem.bias
+    if bias is not None and (
+        bias.dtype is not problem.accumulate_dtype or bias.is_neg()
+    ):  # a copy would be read
         return None
     target = mixing_target(problem, nothing)
     block, sizes = describe(problem, nothing, target)

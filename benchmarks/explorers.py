@@ -36,6 +36,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1, help="how many of the model's layers are shown")
     parser.add_argument("--peers", default=sys.executable, help="the Python that has the peers")
     parser.add_argument("--cdn", type=Path, help="a folder with BertViz's three scripts")
-    parser.add_argument("--chromium", default="/usr/bin/chromium")
+    parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("google-chrome"))
     parser.add_argument(
         "--timeout", type=float, default=120.0, help="seconds, of each of a cell's two processes"
     )

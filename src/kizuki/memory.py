@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 C = TypeVar("C", bound=type)
 
 REFUSED = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 
 
-def told(function: F) -> F:
+def told(function: Callable[P, R]) -> Callable[P, R]:
     """The function, with MemoryError where torch's allocator for the CPU was refused memory; other errors pass."""
 
     @functools.wraps(function)
-    def spoken(*args: Any, **kwargs: Any) -> Any:
+    def spoken(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except RuntimeError as error:
@@ -29,7 +30,7 @@ def told(function: F) -> F:
                 "or batch entries at a time"
             ) from None
 
-    return spoken  # type: ignore[return-value]
+    return spoken
 
 
 def tells(cls: C) -> C:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,22 +15,8 @@ from lessons import random_lesson
 from kizuki.lesson import Book, Material, formula, shipped, write_page
 from kizuki.lesson.language import table
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 700, 1100, 1440, 2560)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        if os.environ.get("CI"):
-            pytest.fail("chromium is not installed, and CI must run the browser tests")
-        pytest.skip("chromium is not installed")
-    sync = pytest.importorskip("playwright.sync_api")
-    with sync.sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@
 
 Problem number N is always the same problem, so that a failure is seen again with `--start N --count 1`. One line a
 failure, and a last line with the counts: failures, and problems that broke the rule of accuracy by luck (they are drawn
-again with other numbers, see `problems.check`), by how far the worst of three drawings stands above it. The exit code is
-1 where anything failed. Nothing is timed.
+again with other numbers, see `problems.check`), by how far the worst of three drawings stands above it. The exit code
+is 1 where anything failed. Nothing is timed.
 """
 
 from __future__ import annotations

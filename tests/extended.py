@@ -1,8 +1,8 @@
 """The formula and its derivatives in extended precision: what float64 problems are measured against.
 
 Beside a truth evaluated in float64 itself, another evaluation in float64 can have no error at all where both round
-alike, and nothing would be allowed. Where `numpy.longdouble` has no more digits than float64 (Windows, Arm) this is one more
-evaluation in float64, written out by hand.
+alike, and nothing would be allowed. Where `numpy.longdouble` has no more digits than float64 (Windows, Arm) this is one
+more evaluation in float64, written out by hand.
 """
 
 from __future__ import annotations

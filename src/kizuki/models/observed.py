@@ -1,4 +1,4 @@
-"""What a recording keeps of its readings: of all layers side by side, the keys of the largest weights in 32 bits.
+"""What a recording keeps of its readings: of all layers side by side, the keys of the largest weights in few bits.
 
 Of all heads of a long text those keys are the largest part. And small pieces that stay, taken between large ones that
 come and go with every layer, leave memory in holes: twice as much was resident as was held.
@@ -15,6 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from kizuki import Observation
 
+KEYS = (torch.int16, torch.int32, torch.int64)
 Kind = tuple[str, torch.Size, torch.dtype, torch.device]
 
 
@@ -26,7 +27,7 @@ class Shelf:
         self.rooms: dict[Kind, tuple[Tensor, int]] = {}
 
     def put(self, seen: Observation) -> Observation:
-        """The same readings, held here; keys in 32 bits where they fit."""
+        """The same readings, held here; keys in the smallest of 16, 32 and 64 bits that holds them all."""
         made: dict[str, Any] = {}
         for name in (field.name for field in fields(seen)):
             value = getattr(seen, name)
@@ -34,9 +35,9 @@ class Shelf:
                 made[name] = self._hold(name, value)
         if seen.topk is not None:
             weights, keys = seen.topk
-            if not bool((keys >= 2**31).any()):
-                keys = keys.to(torch.int32)
-            made["topk"] = self._hold("weights", weights), self._hold("keys", keys)
+            largest = int(keys.max()) if keys.numel() else 0
+            held = next(kind for kind in KEYS if largest <= torch.iinfo(kind).max)
+            made["topk"] = self._hold("weights", weights), self._hold("keys", keys.to(held))
         return replace(seen, **made)
 
     def _hold(self, name: str, value: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Where attention passes by in models that use PyTorch's own functions.
 
 While a recording is open these entries are wrapped: `F.scaled_dot_product_attention`, kizuki's function of that name
-and `kizuki.attention` (also where a module imported them by name), `F.multi_head_attention_forward` (what
-`nn.MultiheadAttention` calls, and where it writes its attention out to return weights), and the two fused functions of
-the fast path, `torch._native_multi_head_attention` and `torch._transformer_encoder_layer_fwd`.
+and `kizuki.attention` (also where a module imported them by name), `KVCache.attention`,
+`F.multi_head_attention_forward` (what `nn.MultiheadAttention` calls, and where it writes its attention out to return
+weights), and the two fused functions of the fast path, `torch._native_multi_head_attention` and
+`torch._transformer_encoder_layer_fwd`.
 
 A wrapper calls the original with exactly what it was given, so that no bit of the output changes; only on a thread
 where a recorded pass is running does it then tell what went by. The fast path hands out no query, key or value: they
@@ -20,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ from torch.nn import functional as F
 from .calls import Call, listening, tell, told
 from .recording import leeway
 from .rule import RecordError
+
+if TYPE_CHECKING:
+    from kizuki.nn import KVCache
 
 _lock = threading.Lock()
 _installed = 0
@@ -43,6 +47,7 @@ def install() -> None:
             _replace(F, "scaled_dot_product_attention", _sdpa)
             for name, tell_of in (("scaled_dot_product_attention", _sdpa), ("attention", _attention)):
                 _replace(_home_of(name), name, tell_of)
+            _replace(_cache_class(), "attention", _cached)
             _replace(F, "multi_head_attention_forward", _multi_head)
             _replace(torch, "_native_multi_head_attention", _native)
             _replace(torch, "_transformer_encoder_layer_fwd", _encoder_layer)
@@ -69,13 +74,19 @@ def _home_of(name: str) -> Any:
     return sys.modules[function.__module__]
 
 
+def _cache_class() -> type[KVCache]:
+    from kizuki.nn import KVCache  # with all of its room, which is loaded when it is used
+
+    return KVCache
+
+
 def _replace(home: Any, name: str, tell_of: Callable[..., Any]) -> None:
     """Wrap `home.name`, there and in every loaded module that imported it under its name."""
     original = getattr(home, name)
     wrapper = _wrapped(original, tell_of)
     for module in [home, *list(sys.modules.values())]:
         held = getattr(module, "__dict__", {})
-        if isinstance(held, dict) and held.get(name) is original:
+        if module is home or (isinstance(held, dict) and held.get(name) is original):
             setattr(module, name, wrapper)
             _undo.append((module, name, original, wrapper))
 
@@ -163,6 +174,40 @@ def _attention(
             },
             _four(mixed).transpose(1, 2),
             random=bool(options.get("dropout")),
+        )
+
+    tell(listening(), call)
+    return output
+
+
+def _cached(original: Callable[..., Tensor], cache: KVCache, query: Tensor, **options: Any) -> Tensor:
+    """`KVCache.attention`: the newest queries and all the keys, which the next step writes behind and not over."""
+    with told():
+        output = original(cache, query, **options)
+
+    def call(module: nn.Module) -> Call:
+        if options.get("score") is not None:
+            raise RecordError("its scores go through a function of their own, which is not recorded")
+        from kizuki import masks
+
+        bias, mask = options.get("bias"), options.get("mask")
+        rule = cache.mask(query.shape[2])
+        if mask is not None:
+            rule = rule & (masks.dense(mask) if isinstance(mask, Tensor) else mask)
+        return Call(
+            module,
+            "note",
+            query,
+            cache.key.clone(),  # pages are used again, and a view would be seen to change
+            cache.value.clone(),
+            rule,
+            {
+                "scaling": options.get("scale"),
+                "softcap": options.get("softcap"),
+                "s_aux": options.get("sinks"),
+                "position_bias": None if bias is None else _spread(bias, query),
+            },
+            output.transpose(1, 2),
         )
 
     tell(listening(), call)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import KizukiTypeError, OptionError, ShapeError, show
-from ..mask import Mask
+from ..mask import Mask, as_mask
 from ..operator import AttentionMatrix, make
 from ..problem import DTYPES
-from .pages import check_options, gather, mix, rule_of
+from .pages import check_options, gather, mix, newest
 
 PAGE = 128  # keys a page of a sliding window, where none is said: a key block of the kernels
 Run = tuple[int, int, int, int, int]  # page, place in it, sequence, first of its new keys, how many
@@ -360,7 +360,30 @@ class KVCache:
                 f"{caller}: a transform of torch.func cannot follow a cache; call it outside, or give .key and .value "
                 "to kizuki.attention"
             )
-        n = query.shape[2]
+        rule = self._newest(query.shape[2], caller)
+        return rule if mask is None else rule & as_mask(mask, caller)
+
+    def mask(self, queries: int) -> Mask:
+        """What the newest `queries` positions see of `.key`: a rule like those of `kizuki.masks`, of this moment.
+
+        `attention` and `attend` go by it. With it the cache's tensors mean the same anywhere else. Raises OptionError
+        where a sequence has fewer keys, or where a window has let go of keys that they would see. Cost: O(queries).
+
+            >>> import torch, kizuki
+            >>> from kizuki.nn import KVCache
+            >>> cache = KVCache(2, 1, 4, capacity=8)
+            >>> cache.append(torch.randn(2, 1, 5, 4), torch.randn(2, 1, 5, 4), lengths=[5, 3])
+            >>> query = torch.randn(2, 1, 2, 4)
+            >>> z = kizuki.attention(query, cache.key, cache.value, mask=cache.mask(2))
+            >>> torch.allclose(z, cache.attention(query), atol=1e-6)
+            True
+        """
+        caller = "KVCache.mask"
+        if not _is_whole(queries) or queries < 0:
+            raise OptionError(f"{caller}: queries is {queries!r} but must be a whole number >= 0")
+        return self._newest(queries, caller)
+
+    def _newest(self, n: int, caller: str) -> Mask:
         for b, length in enumerate(self._lengths):
             if length < n:
                 raise OptionError(
@@ -372,8 +395,8 @@ class KVCache:
                     f"{caller}: {n} queries of sequence {b} see back to key {max(0, length - n - self.window + 1)} but "
                     f"keys before {self._gone[b] * self._page} are gone; ask for as many queries as were appended last"
                 )
-        held = torch.tensor(self._held(), device=query.device)
-        return rule_of(held, n, self.window, mask, caller)
+        held = torch.tensor(self._held(), device=self._key.device)
+        return newest(held, n, self.window)
 
     # -- sequences -------------------------------------------------------------------------------
 

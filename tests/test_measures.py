@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as tf
 from made import made
+from test_families import BLOOM
 from tiny import FAMILIES, GROUPED, TOKENS, build, padding, some_ids, tiny
 
 import kizuki
@@ -21,13 +22,18 @@ CASES = {
     "softcap and windows": ("gemma2", "none"),
     "sinks": ("gpt_oss", "none"),
     "all keys": ("bert", "right"),
+    "bias": ("bloom", "left"),
 }
+KINDS = FAMILIES | {
+    "bloom": (BLOOM, tf.BloomForCausalLM, lambda i, j, _: j <= i)
+}  # ALiBi: a bias on every key
 IDS = some_ids() % 7  # so that tokens occur several times
 
 
 def recorded(family: str, side: str = "none", ids: torch.Tensor = IDS):
     """A recording, and what it is compared with: weights, visible pairs, and which rows are text."""
-    model, sees = tiny(family), FAMILIES[family][2]
+    config, cls, sees = KINDS[family]
+    model = build(cls, config)
     real = padding(side)
     with torch.no_grad(), kizuki.record(model) as recording:
         out = model(input_ids=ids, attention_mask=real, output_attentions=True)
@@ -186,10 +192,12 @@ def test_a_head_on_key_0_is_a_sink():
 # -- norms, rollout, segments ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "gemma2", "gpt_oss", "modernbert", "qwen3"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "bert", "gemma2", "gpt_oss", "modernbert", "qwen3", "bloom"]
+)
 def test_contributions_by_loops(family):
     recording, weights, _, _ = recorded(family)
-    model = tiny(family)
+    model = build(KINDS[family][1], KINDS[family][0])
     W = measures.output_weights(model)
     for layer in recording:
         found = measures.contributions(recording, layer, model)
@@ -247,7 +255,7 @@ def test_a_norm_before_w_o_is_refused():
         measures.output_weights(model)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "bert"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "bert", "bloom"])
 def test_rollout_is_the_product_of_matrices(family):
     recording, weights, seen, _ = recorded(family)
     through = torch.eye(TOKENS, dtype=torch.float64).expand(3, -1, -1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import page, start, wire
+from . import causing, page, start, wire
 from .atlas import Reader, rows_of
 from .budget import ROWS
 from .heads import Gone, Head, nobody_left
@@ -96,7 +96,10 @@ class Answers:
             "values": self._values,
             "band": self._band,
             "tile": self._tile,
+            "cause": self._cause,
         }
+        self.causes = causing.causes_of(run)
+        self.meta["live"] = self.causes is not None
 
     def ask(self, what: str, parameters: Mapping[str, str], gone: Gone = nobody_left) -> bytes:
         """The answer to one question, as `wire.pack` makes it.
@@ -107,7 +110,7 @@ class Answers:
         """
         answer = self._asked.get(what)
         if answer is None:
-            raise QuestionError(f"{_short(what)}: no such question; there are {', '.join(self._asked)}")
+            raise QuestionError(f"{short(what)}: no such question; there are {', '.join(self._asked)}")
         with self.reader.aside():
             return wire.pack(answer(parameters, gone))
 
@@ -118,7 +121,7 @@ class Answers:
         for name in parameters:
             if name not in limits:
                 raise QuestionError(
-                    f"{_short(name)}: no such parameter; there are {', '.join(limits) or 'none'}"
+                    f"{short(name)}: no such parameter; there are {', '.join(limits) or 'none'}"
                 )
         found = []
         for name, limit in limits.items():
@@ -127,7 +130,7 @@ class Answers:
                 raise QuestionError(f"{name}: is missing; give a whole number in 0 … {limit - 1}")
             if not (isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= DIGITS):
                 raise QuestionError(
-                    f"{name}: is {_short(text)} but must be a whole number in 0 … {limit - 1}"
+                    f"{name}: is {short(text)} but must be a whole number in 0 … {limit - 1}"
                 )
             if int(text) >= limit:
                 raise QuestionError(f"{name}: is {text} but must be in 0 … {limit - 1}")
@@ -281,7 +284,7 @@ class Answers:
     def _tile(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         pool = parameters.get("pool", "both")
         if pool not in ("mass", "peak", "both"):
-            raise QuestionError(f"pool: is {_short(pool)} but must be mass, peak or both")
+            raise QuestionError(f"pool: is {short(pool)} but must be mass, peak or both")
         rest = {name: value for name, value in parameters.items() if name != "pool"}
         at, _, (zoom, row, col) = self._head(rest, zoom=64, row=self.queries, col=self.keys)
         side = TILE << zoom
@@ -299,7 +302,36 @@ class Answers:
         return made
 
 
-def _short(text: object) -> str:
+    def _cause(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        from kizuki.models import RecordError
+        from kizuki.models.causes import CauseError
+
+        if self.causes is None:
+            raise QuestionError(
+                "cause: the model of this recording is not here; serve a text with its model, kizuki look TEXT --serve"
+            )
+        kind = parameters.get("kind", "")
+        if kind not in causing.KINDS:
+            raise QuestionError(f"kind: is {short(kind)} but must be one of {', '.join(causing.KINDS)}")
+        layer, head, query, key, position, weight, controls = self._take(
+            {name: value for name, value in parameters.items() if name != "kind"},
+            layer=max(self.matrices) + 1,
+            head=max(self.heads) + 1,
+            query=self.queries,
+            key=self.keys,
+            position=self.queries,
+            weight=causing.STEPS + 1,
+            controls=causing.CONTROLS + 1,
+        )
+        self._at(layer, head)
+        edit = causing.edit_of(kind, layer, head, query, key, weight)
+        try:
+            return causing.fields_of(self.causes.effect(edit, position, controls, gone))
+        except (causing.BusyError, CauseError, RecordError) as error:
+            raise QuestionError(str(error)) from None
+
+
+def short(text: object) -> str:
     """A question's own words, cut so that an answer stays short."""
     shown = repr(text)
     return shown if len(shown) <= NAMES else f"{shown[:NAMES]}…"

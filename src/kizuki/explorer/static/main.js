@@ -16,6 +16,7 @@ import { Pictures } from "./pictures.js";
 import { ReadingTable, cellLine, neighbours, showNumbers, showPrediction } from "./tables.js";
 import { Microscope } from "./microscope.js";
 import { Compare } from "./compare.js";
+import { Cause } from "./cause.js";
 import { Pins } from "./pins.js";
 import { Save } from "./save.js";
 import { Tour } from "./tour.js";
@@ -73,6 +74,7 @@ class Page {
     this.table = new ReadingTable();
     this.microscope = new Microscope(this);
     this.compare = new Compare(this);
+    this.cause = new Cause(this);
     this.pins = new Pins(this);
     this.files = new Save(this);
     this.tour = new Tour(this);
@@ -248,6 +250,7 @@ class Page {
     this.showAtlas(state);
     this.pins.show(state);
     this.tour.show(state);
+    this.cause.show();
     const query = state.direction === "reads" ? subject : state.query;
     showPrediction(this.meta, query, this.t);
     this.text.mark({ query: state.query, key: state.key, preview, chosen: state[this.field], selected });

@@ -72,6 +72,11 @@ export class Remote {
     return this.heads.get(name);
   }
 
+  /** What an intervention does; asked.kind and the rest are those of answers.py. */
+  cause(asked, signal) {
+    return this.transport.ask("cause", asked, signal);
+  }
+
   engine(receive) {
     return new RemoteEngine(this, receive);
   }

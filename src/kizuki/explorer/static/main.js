@@ -501,14 +501,11 @@ function largest(values) {
 }
 
 if (typeof document === "undefined") work(); // this script again, beside the page
-else openSource().then((source) => {
+else {
+  const source = await openSource();
   const { model } = source.meta;
   document.title = `${model} – kizuki`;
   say(byId("model"), model);
   globalThis.kizukiPage = new Page(source); // for people at the console, and for the tests
   globalThis.kizukiPage.visibleLabel = visibleLabel;
-}).catch((error) => {
-  byId("failure").hidden = false;
-  say(byId("failure"), error.message);
-  throw error;
-});
+}

@@ -297,7 +297,8 @@ def test_the_panel_measures_by_keyboard_and_says_what_python_says(
     assert [row[0] for row in tops] == wanted["before_names"]
     assert [row[3] for row in tops] == wanted["after_names"]
     widths = page.evaluate(
-        "() => [...document.querySelector('#cause-found table').tBodies[0].rows].map(r => parseFloat(r.querySelector('.bar').style.width))"
+        "() => [...document.querySelector('#cause-found table').tBodies[0].rows]"
+        ".map(r => parseFloat(r.querySelector('.bar').style.width))"
     )
     assert np.allclose(
         widths, 100 * np.array(number) / max(number), rtol=2e-3, atol=1e-3

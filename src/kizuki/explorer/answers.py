@@ -129,9 +129,7 @@ class Answers:
             if text is None:
                 raise QuestionError(f"{name}: is missing; give a whole number in 0 … {limit - 1}")
             if not (isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= DIGITS):
-                raise QuestionError(
-                    f"{name}: is {short(text)} but must be a whole number in 0 … {limit - 1}"
-                )
+                raise QuestionError(f"{name}: is {short(text)} but must be a whole number in 0 … {limit - 1}")
             if int(text) >= limit:
                 raise QuestionError(f"{name}: is {text} but must be in 0 … {limit - 1}")
             found.append(int(text))
@@ -300,7 +298,6 @@ class Answers:
         if pool != "mass":
             made["peak"] = peak
         return made
-
 
     def _cause(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         from kizuki.models import RecordError

@@ -1,4 +1,4 @@
-"""The page's interventions: a head, a key or a row of weights is taken away from the live model, and its answer compared.
+"""The page's interventions: a head, a key or a weight is taken away from the live model, and its answer compared.
 
 A weight says where a head reads; this is the question behind it. What is measured, and its control, is
 `kizuki.models.causes.cause`; here stand the questions that a page may ask of it, and the bounds of the work.
@@ -31,7 +31,7 @@ class BusyError(ValueError):
 class Causes:
     """Interventions on the model that a run came from, one at a time: an intervention changes the model while it runs.
 
-    Time and memory: those of `kizuki.models.causes.cause`, at most 2 + CONTROLS passes of the model over the run's text.
+    Time and memory: those of `kizuki.models.causes.cause`, at most 2 + CONTROLS passes over the text.
     """
 
     def __init__(self, source: Source, tokens: Tokens) -> None:
@@ -80,8 +80,8 @@ def edit_of(kind: str, layer: int, head: int, query: int, key: int, weight: int)
     """The intervention of that name on the selected head, query and key; `weight` in thousandths."""
     from kizuki.models.causes import AblateHead, MaskKeys, SetRow
 
-    if kind == "zero" or kind == "mean":
-        return AblateHead(layer, head, kind)
+    if kind in ("zero", "mean"):
+        return AblateHead(layer, head, "mean" if kind == "mean" else "zero")
     if kind == "key":
         return MaskKeys(key, layer, head)
     if kind == "key_everywhere":

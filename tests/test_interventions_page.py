@@ -337,3 +337,18 @@ def test_the_bounds_of_the_work_are_those_that_the_page_offers() -> None:
     kinds = re.search(r"const KINDS = \[(.*?)\]", bundle.read("cause.js"))
     assert kinds
     assert tuple(re.findall(r'"(\w+)"', kinds[1])) == causing.KINDS
+
+
+def test_a_notebook_with_the_model_measures_and_refuses_another_model(model: Run) -> None:
+    from dataclasses import replace
+
+    from kizuki.models import RecordError
+
+    assert model.source
+    shown = model.recording.show(source=model.source)
+    try:
+        assert asked(shown.conversation.answers, "cause", kind="zero", **SELECTED)["size"] > 0
+    finally:
+        shown.close()
+    with pytest.raises(RecordError, match=r"recording\.show: source is other but tiny was recorded"):
+        model.recording.show(source=replace(model.source, name="other"))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LIMIT = 512 * 2**20  # bytes of opened heads, far pictures and row statistics that are kept
 BLOCK_SIDE = 64  # cells a side of a block of single weights, at most
 SUSPECTS = 12  # rows of a column whose L is checked: as many as the page lists at first
+OTHER = "other."  # before the name of a question about the other input
 DIGITS = 9  # of a number in a question
 NAMES = 200  # characters of a question's own words that an error repeats
 
@@ -46,22 +47,31 @@ class Answers:
     Args:
         run: what `kizuki.models.run` returned, or a `Run` around an opened recording; one text, layers that are alike.
         limit: bytes of computed things that are kept; q and k of the recording itself are not counted.
+        other: those of another input, whose heads can be compared with the same heads here.
 
     Raises:
-        PageError: the run is not one text, or holds no layer.
+        PageError: the run is not one text, or holds no layer; it has no layer or no head in common with `other`.
 
     Time and memory: opens every layer once (which checks it against its own output), reads a few rows to choose where
     the page opens, and keeps O(queries + keys) numbers a layer; the rest is computed when asked for.
     """
 
-    def __init__(self, run: Run, *, limit: int = LIMIT) -> None:
-        self.run = run
+    def __init__(self, run: Run, *, limit: int = LIMIT, other: Answers | None = None) -> None:
+        self.run, self.other = run, other
         self.matrices, missing = page.matrices_of(run)
         sizes = page.sizes_of(run, self.matrices)
         self.queries, self.keys = sizes[0].queries, sizes[0].keys
         self.kept = Kept(limit)
         self.meta = page.meta_of(run, self.matrices, missing, sizes)
         self.heads: list[int] = self.meta["heads"]
+        self.meta["other"] = other is not None
+        if other is not None and not (
+            self.matrices.keys() & other.matrices.keys() and set(self.heads) & set(other.heads)
+        ):
+            raise page.PageError(
+                f"other: holds layers {page.spans(list(other.matrices))} and heads {page.spans(other.heads)}, none of "
+                f"which are here ({page.spans(list(self.matrices))} and {page.spans(self.heads)}); record the same ones"
+            )
         ranges: dict[int, bytes | None] = {}
         for layer, matrix in self.matrices.items():
             rule = matrix.visible_range()
@@ -80,6 +90,7 @@ class Answers:
             }
             for layer, matrix in self.matrices.items()
         ]
+        self.meta["controls"] = [page.controls_of(part, self.queries) for part in self.ranges]
         self.meta["bound"] = max(page.bound_of(own, self.queries, self.keys) for own in ranges.values())
         self.meta["rows"], self.meta["top"] = list(ROWS), 0
         self.meta["start"] = start.choose(run.tokens, list(self.matrices), self.matrices, self.heads)
@@ -108,6 +119,9 @@ class Answers:
             QuestionError: there is no such question, or a parameter is missing, unknown or out of its range.
             Stale: `gone()` said, between two parts of the work, that nobody waits any more.
         """
+        if self.other is not None and what.startswith(OTHER):
+            with self.reader.aside():
+                return self.other.ask(what.removeprefix(OTHER), parameters, gone)
         answer = self._asked.get(what)
         if answer is None:
             raise QuestionError(f"{short(what)}: no such question; there are {', '.join(self._asked)}")

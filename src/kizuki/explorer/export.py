@@ -153,6 +153,7 @@ def _complete(
         }
         for layer in layers
     ]
+    meta["controls"] = [page.controls_of(part, sizes[0].queries) for part in ranges]
     meta["ranges"] = len(ranges)
     meta["rows"] = list(chosen.rows)
     meta["top"] = min(chosen.top, sizes[0].keys) if len(chosen.full) < len(layers) else 0

@@ -6,14 +6,14 @@ const KEPT = 64; // answers about heads (margins, rows, columns) kept at hand; t
 const AGAIN_MS = 1500; // how often is asked which layers have been read meanwhile
 
 export class Remote {
-  constructor(meta, transport) {
+  constructor(meta, transport, atlas = true) {
     this.meta = meta;
     this.transport = transport;
     this.cache = new Map();
     this.heads = new Map();
     this.byLayer = new Map(meta.layers.map((layer) => [layer.layer, layer]));
     this.listeners = [];
-    if (meta.read < meta.layers.length) this.follow();
+    if (atlas && meta.read < meta.layers.length) this.follow();
   }
 
   layer(layer) {

@@ -14,6 +14,7 @@
 //   top(layer, head)                    -> the largest weights of each row, for heads that do not open; or null
 //   head(layer, head)                   -> an open head, or null: its q and k are not there
 //   engine(receive)                     -> { send(message) }, which makes pictures of open heads (pictures.js)
+//   other                               a source of another input to compare with, and its `units`; not in a file
 //   listen(changed)                     changed() whenever meta.means or meta.read has grown
 // and an open head has `layer`, `head`, `queries`, `keys` and, each taking an AbortSignal last,
 //   row(i)            -> { check, weights, score(j) }; weights is null where check.ok is false
@@ -25,12 +26,18 @@
 import { byId } from "./dom.js";
 import { Data } from "./data.js";
 import { Remote } from "./remote.js";
-import { http, messages } from "./transport.js";
+import { http, messages, ofOther } from "./transport.js";
+import { unitsOf } from "./units.js";
 
 /** The source of this page: a file's own data, a notebook's kernel, or the server it came from. */
 export async function openSource() {
   const meta = byId("kz-meta");
   if (meta) return new Data(JSON.parse(meta.textContent), byId("kz-page").textContent);
   const transport = byId("kz-notebook") ? await messages() : http();
-  return new Remote((await transport.ask("meta", {})).meta, transport);
+  const source = new Remote((await transport.ask("meta", {})).meta, transport);
+  if (source.meta.other) {
+    const there = ofOther(transport), { meta: theirs } = await there.ask("meta", {});
+    source.other = Object.assign(new Remote(theirs, there, false), { units: unitsOf(theirs.tokens).token });
+  }
+  return source;
 }

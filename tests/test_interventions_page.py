@@ -317,7 +317,7 @@ def test_without_a_model_the_panel_says_why_in_one_line(show: Any, browser: Any,
     from kizuki.explorer import write_page
 
     page = show(write_page(tmp_path / "page.html", make_run({0: matrix()})))
-    assert "A file has no model in it" in text_of(page, "#cause-none")
+    assert "There is no model here, only what was recorded" in text_of(page, "#cause-none")
     assert page.locator("#cause").is_hidden()
     with Server(Answers(make_run({0: matrix()}))).running() as running:
         context = browser.new_context()

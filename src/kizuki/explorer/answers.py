@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from . import causing, page, start, wire
 from .atlas import Reader, rows_of
@@ -87,6 +88,7 @@ class Answers:
                 "scale": matrix.scale,
                 "softcap": matrix.problem.softcap,
                 "sinks": None if matrix.problem.sinks is None else [float(s) for s in matrix.problem.sinks],
+                "bent": matrix.problem.bias is not None or matrix.problem.score is not None,
             }
             for layer, matrix in self.matrices.items()
         ]
@@ -104,6 +106,7 @@ class Answers:
             "column": self._column,
             "cell": self._cell,
             "block": self._block,
+            "bare": self._bare,
             "values": self._values,
             "band": self._band,
             "tile": self._tile,
@@ -266,6 +269,35 @@ class Answers:
             first, stop = (end[i0:i1, None].numpy() for end in (head.first, head.stop))
             weights[(key < first) | (key >= stop)] = np.nan
         return {"weights": weights, "bad": [i for i in range(i0, i1) if not head.check(i).ok]}
+
+    def _bare(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        """A row before its mask: q · k of all keys, its weights with no mask, and where q and the keys lie."""
+        from kizuki import attend
+        from kizuki.lesson.plane import plane
+
+        at, head, (query,) = self._head(parameters, query=self.queries)
+        own, key = head.q[query].to(torch.float64), head.k.to(torch.float64)
+        with alone():
+            lies = plane(own.numpy(), key.numpy())
+            made: dict[str, Any] = {
+                "products": page.floats(key @ own),
+                "query": lies.query,
+                "residual": lies.residual,
+                "along": lies.along.astype(np.float32),
+                "beside": lies.beside.astype(np.float32),
+            }
+            problem = self.matrices[at.layer].problem
+            if problem.bias is None and problem.score is None:
+                sinks = None if problem.sinks is None else problem.sinks[at.slot : at.slot + 1]
+                free = attend(
+                    head.q[None, None, query : query + 1],
+                    head.k[None, None],
+                    scale=head.scale,
+                    softcap=head.softcap,
+                    sinks=sinks,
+                )
+                made["weights"] = page.floats(free[0, 0, 0])
+        return made
 
     def _values(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         at, head, (query, key) = self._head(parameters, query=self.queries, key=self.keys)

@@ -257,7 +257,7 @@ def _json(meta: dict[str, Any]) -> str:
 
 def _head() -> str:
     """The page up to its data, with KIZUKI_META where the JSON goes."""
-    script, style = bundle.script("main.js"), bundle.style("page.css")
+    script, style = bundle.script("main.js", "file"), bundle.style("page.css")
     policy = (
         f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(style)}' 'unsafe-hashes'; "
         "worker-src blob:; img-src data:; base-uri 'none'; form-action 'none'"

@@ -31,7 +31,7 @@ export class Cause {
     const { t, meta, language } = this.page;
     byId("cause").hidden = !meta.live;
     byId("cause-none").hidden = Boolean(meta.live);
-    if (!meta.live) return say(byId("cause-none"), t(meta.live === false ? "cause_recording" : "cause_file"));
+    if (!meta.live) return; // the page says why
     if (this.language !== language) {
       const choose = (id, names, words) => {
         const { value } = byId(id);

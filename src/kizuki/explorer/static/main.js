@@ -75,7 +75,7 @@ class Page {
     this.table = new ReadingTable();
     this.microscope = new Microscope(this);
     this.compare = new Compare(this);
-    this.cause = new Cause(this);
+    this.cause = Cause && new Cause(this); // a file has no model, and says so
     this.pins = new Pins(this);
     this.files = new Save(this);
     this.tour = new Tour(this);
@@ -251,7 +251,7 @@ class Page {
     this.showAtlas(state);
     this.pins.show(state);
     this.tour.show(state);
-    this.cause.show();
+    this.cause?.show();
     const query = state.direction === "reads" ? subject : state.query;
     showPrediction(this.meta, query, this.t);
     this.text.mark({ query: state.query, key: state.key, preview, chosen: state[this.field], selected });

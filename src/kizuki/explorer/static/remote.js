@@ -124,6 +124,11 @@ class RemoteHead {
     return { weights, refused: new Set(bad) };
   }
 
+  async bare(query, signal) {
+    const { products, weights = null, ...plane } = await this.ask("bare", { query }, signal);
+    return { products, weights, plane };
+  }
+
   values(query, key, signal) {
     return this.ask("values", { query, key }, signal);
   }

@@ -21,6 +21,8 @@
 //   column(j, refused) -> { weights, score(i) }; rows of the set `refused` (or found wanting) weigh 0
 //   cell(i, j)        -> { product, scale, scaled, score, bias, lse, visible, weight, q, k }
 //   block(i0, i1, j0, j1) -> { weights, refused }: rows i0..i1-1 by keys j0..j1-1, NaN where not visible
+//   bare(i)           -> { products, weights, plane }: row i before its mask: q_i · k_j of all keys j; its weights
+//                        without a mask, or null where the page computes them; where q_i and the keys lie (plane.js)
 //   values(i, j)      -> { v, output }: v_j and row i of A V; null where the carrier has no v
 // All are promises; what is stale is aborted and rejects with an AbortError.
 import { byId } from "./dom.js";

@@ -6,6 +6,7 @@ The server and the notebook's widget ask here; what they differ in is only how q
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from . import causing, page, start, wire
-from .atlas import Reader, rows_of
+from .atlas import Between, HeadRows, Reader
 from .budget import ROWS
 from .heads import Gone, Head, nobody_left
 from .kept import Kept
@@ -100,6 +101,8 @@ class Answers:
         self._asked: dict[str, Callable[[Mapping[str, str], Gone], dict[str, Any]]] = {
             "meta": self._meta,
             "atlas": self._atlas,
+            "words": self._words,
+            "next": self._next,
             "ranges": self._ranges,
             "rows": self._row_statistics,
             "row": self._row,
@@ -128,7 +131,8 @@ class Answers:
         answer = self._asked.get(what)
         if answer is None:
             raise QuestionError(f"{short(what)}: no such question; there are {', '.join(self._asked)}")
-        with self.reader.aside():
+        # Row statistics are what the reader reads as well: they too wait for the other questions, not for each other.
+        with nullcontext() if what == "rows" else self.reader.aside():
             return wire.pack(answer(parameters, gone))
 
     # -- parameters ------------------------------------------------------------------------------
@@ -179,14 +183,12 @@ class Answers:
         made: Far = self.kept.get(("far", at), lambda: Far(self._opened(at)), lambda far: far.size)
         return made
 
-    def _rows(self, layer: int, slot: int) -> dict[str, page.Floats]:
+    def _rows(self, layer: int, slot: int, between: Between) -> dict[str, page.Floats]:
         at = At(layer, slot)
-        made: dict[str, page.Floats] = self.kept.get(
-            ("rows", at),
-            lambda: rows_of(self._opened(at)),
-            lambda rows: sum(values.nbytes for values in rows.values()),
+        made: HeadRows = self.kept.get(
+            ("rows", at), lambda: HeadRows(self._opened(at)), lambda rows: rows.size
         )
-        return made
+        return made.read(between)
 
     # -- the answers -----------------------------------------------------------------------------
 
@@ -198,6 +200,31 @@ class Answers:
         self._take(parameters)
         return {"atlas": self.reader.state()}
 
+    def _words(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        """The words of the text, joined when they are first asked for."""
+        self._take(parameters)
+
+        def size(words: dict[str, Any] | None) -> int:
+            return 0 if words is None else 100 * len(words["starts"])  # about: a number and a short str
+
+        words = self.kept.get(("words",), lambda: page.words_of(self.run), size)
+        if words is None:
+            return {"labels": None}
+        return {"labels": words["labels"], "starts": np.array(words["starts"], np.int32)}
+
+    def _next(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        """What the model predicted to follow token `query`, and which of it the text has there."""
+        (query,) = self._take(parameters, query=self.queries)
+        if self.run.predictions is None:
+            raise QuestionError("next: this run has no predictions; record with a live model")
+        ids, predicted = self.run.tokens.ids, self.run.predictions[query]
+        actual = ids[query + 1] if query + 1 < len(ids) else None
+        return {
+            "names": [label for _, label, _ in predicted],
+            "here": [token == actual for token, _, _ in predicted],
+            "probabilities": np.array([p for _, _, p in predicted], np.float64),
+        }
+
     def _ranges(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         (number,) = self._take(parameters, number=len(self.ranges))
         first, stop = np.frombuffer(self.ranges[number], "<i4").reshape(2, self.queries)
@@ -205,7 +232,7 @@ class Answers:
 
     def _row_statistics(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         at, _, _ = self._head(parameters)
-        return dict(self._rows(at.layer, at.slot))
+        return dict(self._rows(at.layer, at.slot, self.reader.between(gone)))
 
     def _row(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         _, head, (query,) = self._head(parameters, query=self.queries)

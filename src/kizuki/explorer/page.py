@@ -102,7 +102,7 @@ def read_layer(layer: int, matrix: AttentionMatrix, plan: Plan) -> Layer:
     k = 0 if full else min(plan.top, keys)
     side = min(plan.side, queries), min(plan.side, keys)
     seen = matrix.observe(Observe(topk=max(1, k), entropy=True, received=True, distance=True, pool=side))
-    weights, places = _asked(seen.topk)
+    weights, places = asked(seen.topk)
     statistics = statistics_of(matrix, rule, seen)
     means = means_of(statistics)
     return Layer(
@@ -114,8 +114,8 @@ def read_layer(layer: int, matrix: AttentionMatrix, plan: Plan) -> Layer:
         softcap=problem.softcap,
         sinks=None if problem.sinks is None else [float(s) for s in problem.sinks],
         rows={name: floats(values) for name, values in statistics.items() if full or name in plan.rows},
-        received=floats(_asked(seen.received)[0]),
-        picture=floats(_asked(seen.pool)[0]),
+        received=floats(asked(seen.received)[0]),
+        picture=floats(asked(seen.pool)[0]),
         top=(floats(weights[0]), places[0].cpu().numpy()) if k > 0 else None,
         lse=floats(matrix.lse[0]),
         means=means,
@@ -128,10 +128,10 @@ def statistics_of(
 ) -> dict[str, torch.Tensor]:
     """What every row measures (ROWS of budget.py), `[heads, queries]`; `seen` holds top-k, entropy and distance."""
     return {
-        "entropy": _asked(seen.entropy)[0],
-        "max": _asked(seen.topk)[0][0, :, :, 0],
-        "distance": _asked(seen.distance)[0],
-        "other_distance": _distance_without_first(matrix),
+        "entropy": asked(seen.entropy)[0],
+        "max": asked(seen.topk)[0][0, :, :, 0],
+        "distance": asked(seen.distance)[0],
+        "other_distance": distance_without_first(matrix),
         "first_key": matrix[0, :, :, 0] if rule is None else _near(matrix, rule, None),
         "previous": _previous(matrix) if rule is None else _near(matrix, rule, -1),
     }
@@ -147,14 +147,14 @@ def means_of(statistics: dict[str, torch.Tensor]) -> dict[str, list[float | None
 T = TypeVar("T")
 
 
-def _asked(reading: T | None) -> T:
+def asked(reading: T | None) -> T:
     """A reading that was asked for, and is therefore there."""
     if reading is None:
         raise PageError("run: a reading that was asked for is missing; report this as a fault of kizuki")
     return reading
 
 
-def _distance_without_first(matrix: AttentionMatrix) -> torch.Tensor:
+def distance_without_first(matrix: AttentionMatrix) -> torch.Tensor:
     """Distance of the same attention with key 0 hidden, so that the other weights sum to 1; NaN where none is left."""
     from kizuki import attend, masks
 
@@ -200,22 +200,37 @@ def ranges_of(rule: tuple[torch.Tensor, torch.Tensor], heads: int, queries: int)
 
 
 def _near(matrix: AttentionMatrix, rule: tuple[torch.Tensor, torch.Tensor], step: int | None) -> torch.Tensor:
-    """Weight of every query on the first key (`step` None) or on its neighbour, [heads, queries], from q, k and L.
-
-    One product a query. Not defined (NaN) where there is no such key, 0 where it is not visible.
-    """
+    """Weight of every query on the first key (`step` None) or on its neighbour, [heads, queries], from q, k and L."""
     problem = matrix.problem
     query = matrix.query[0].to(torch.float32)  # [heads, queries, head_dim]
     key = matrix.key[0].to(torch.float32).repeat_interleave(problem.heads // problem.kv_heads, 0)
-    own = torch.arange(problem.queries, device=matrix.device)  # as many keys as queries: size_of saw to it
+    return near(query, key, matrix.lse[0], (rule[0][0], rule[1][0]), matrix.scale, problem.softcap, step)
+
+
+def near(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    lse: torch.Tensor,
+    rule: tuple[torch.Tensor, torch.Tensor],
+    scale: float,
+    softcap: float | None,
+    step: int | None,
+) -> torch.Tensor:
+    """Weight of every query on the first key (`step` None) or on its neighbour `step` away, `[heads, queries]`.
+
+    `query` and `key` are `[heads, tokens, head_dim]`, `lse` L, `rule` first and stop of the visible keys. One product a
+    query. Not defined (NaN) where there is no such key, 0 where it is not visible.
+    """
+    tokens = query.shape[-2]  # as many keys as queries: size_of saw to it
+    own = torch.arange(tokens, device=query.device)
     place = torch.zeros_like(own) if step is None else own + step
-    there = (place >= 0) & (place < problem.keys)
-    place = place.clamp(0, problem.keys - 1)
-    score = matrix.scale * (query * key[:, place]).sum(-1)
-    if problem.softcap is not None:
-        score = problem.softcap * torch.tanh(score / problem.softcap)
-    seen = (place >= rule[0][0]) & (place < rule[1][0])
-    weight = torch.where(seen, torch.exp(score - matrix.lse[0]), 0.0)
+    there = (place >= 0) & (place < tokens)
+    place = place.clamp(0, tokens - 1)
+    score = scale * (query * key[:, place]).sum(-1)
+    if softcap is not None:
+        score = softcap * torch.tanh(score / softcap)
+    seen = (place >= rule[0]) & (place < rule[1])
+    weight = torch.where(seen, torch.exp(score - lse), 0.0)
     return torch.where(there, weight, math.nan)
 
 
@@ -278,28 +293,30 @@ def _mean(values: NDArray[np.float64]) -> float | None:
 
 
 def tokens_of(run: Run) -> dict[str, Any]:
-    """Tokens as the page shows them: each character of the text once, whatever pieces it was cut into."""
+    """Tokens as the page shows them: each character of the text once, whatever pieces it was cut into.
+
+    Labels, the text before a token and its chip are named, by number, where they are not the usual: the token's own
+    text, nothing, and none.
+    """
     tokens = run.tokens
-    texts, gaps, chips = [], [], []
+    text, special, offsets = tokens.text, tokens.special, tokens.offsets
+    texts: list[str] = []
+    labels, gaps, chips = {}, {}, {}
     covered = 0
-    for i, (start, stop) in enumerate(tokens.offsets):
-        shared = not tokens.special[i] and (
-            start < covered
-            or (i + 1 < len(tokens.offsets) and not tokens.special[i + 1] and tokens.offsets[i + 1][0] < stop)
-        )
-        gaps.append(tokens.text[covered:start] if start > covered else "")
-        texts.append(tokens.text[max(start, covered) : stop])
-        chips.append("special" if tokens.special[i] else "piece" if shared else "")
+    last = len(offsets) - 1
+    for i, ((start, stop), label) in enumerate(zip(offsets, tokens.labels, strict=True)):
+        if special[i]:
+            chips[i] = "special"
+        elif start < covered or (i < last and not special[i + 1] and offsets[i + 1][0] < stop):
+            chips[i] = "piece"
+        if start > covered:
+            gaps[i] = text[covered:start]
+        own = text[max(start, covered) : stop]
+        texts.append(own)
+        if label != own:
+            labels[i] = label
         covered = max(covered, stop)
-    return {
-        "ids": list(tokens.ids),
-        "labels": list(tokens.labels),
-        "texts": texts,
-        "gaps": gaps,
-        "chips": chips,
-        "tail": tokens.text[covered:],
-        "words": words_of(run),
-    }
+    return {"texts": texts, "labels": labels, "gaps": gaps, "chips": chips, "tail": text[covered:]}
 
 
 def meta_of(
@@ -308,7 +325,10 @@ def meta_of(
     missing: list[dict[str, Any]],
     sizes: Sequence[LayerSize],
 ) -> dict[str, Any]:
-    """What every carrier's page is told first: the model, the tokens, the heads, and how they were recorded."""
+    """What every carrier's page is told first: the model, the tokens, the heads, and how they were recorded.
+
+    Words and predictions, which the first picture does without, are told by `words_of` and `predictions_of`.
+    """
     count = len(run.tokens.ids)
     return {
         "version": 1,
@@ -324,7 +344,7 @@ def meta_of(
         "queries": count,
         "keys": count,
         "tokens": tokens_of(run),
-        "predictions": predictions_of(run),
+        "predictions": run.predictions is not None,
         "heads": list(run.recording.heads or range(sizes[0].heads)),
         "kv_of": [slot * sizes[0].kv_heads // sizes[0].heads for slot in range(sizes[0].heads)],
         "provenance": list(provenance(run, list(matrices), next(iter(matrices.values())))),

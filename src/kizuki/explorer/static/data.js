@@ -71,6 +71,18 @@ export class Data {
     return { k, weights, keys, none: this.meta.top_kind === "u2" ? 65535 : -1 };
   }
 
+  async words() {
+    return null; // meta has them
+  }
+
+  async next(token) {
+    const { predictions, tokens } = this.meta;
+    if (!predictions) return null;
+    const { names, choices, probabilities, ids } = predictions, own = choices[token];
+    const actual = tokens.ids[token + 1];
+    return { names: own.map((choice) => names[choice]), probabilities: probabilities[token], here: own.map((choice) => ids[choice] === actual) };
+  }
+
   async ranges(layer) {
     const { ranges } = this.layer(layer);
     if (ranges === null) return null;

@@ -5,7 +5,7 @@ import { translator } from "./words.js";
 import { DEFAULTS, MEASURES, Store, parseHash } from "./store.js";
 import { Address } from "./address.js";
 import { between, formatTokens, parseTokens, toggled } from "./selection.js";
-import { unitsOf } from "./units.js";
+import { Units, unitsOf } from "./units.js";
 import { work } from "./worker.js";
 import { openSource } from "./source.js";
 import { byUnits, controlOf, digits, joinColumns, joinRows, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
@@ -98,7 +98,7 @@ class Page {
     }
     onClick("adding", () => this.setAdding(!this.adding));
     onClick("alone", () => this.store.set({ several: "" }));
-    for (const button of document.querySelectorAll("[data-set^='unit']")) button.parentElement.hidden = !store.shape.words;
+    this.offerWords();
     onClick("zoom-in", () => this.map.zoom(1.6));
     onClick("zoom-out", () => this.map.zoom(1 / 1.6));
     onClick("zoom-fit", () => this.map.fit());
@@ -122,6 +122,21 @@ class Page {
       const row = event.target.closest("tr");
       if (row) store.set({ [store.state.direction === "reads" ? "key" : "query"]: Number(row.dataset.token) });
     });
+  }
+
+  offerWords() {
+    document.querySelector("[data-set^='unit']").parentElement.hidden = !this.store.shape.words;
+  }
+
+  /** The words of the text, where the source hands them over later. */
+  async addWords() {
+    const { tokens } = this.meta, words = this.allUnits.word === null ? await this.data.words() : null;
+    if (words === null) return;
+    this.allUnits.word = new Units(tokens, words.starts, words.labels);
+    this.store.shape.words = true;
+    this.pins.shown = null; // a pin of words was named by its tokens
+    this.offerWords();
+    this.pins.show(this.store.state);
   }
 
   // -- what the visitor does -----------------------------------------------------------------------
@@ -253,16 +268,20 @@ class Page {
     this.tour.show(state);
     this.cause?.show();
     const query = state.direction === "reads" ? subject : state.query;
-    showPrediction(this.meta, query, this.t);
     this.text.mark({ query: state.query, key: state.key, preview, chosen: state[this.field], selected });
+    const foretell = async () => {
+      const found = await this.data.next(query);
+      if (!signal.aborted) showPrediction(this.meta, query, found, this.t);
+    };
     const read = async () => {
       const opened = await this.data.head(layer, head);
       const reading = await this.joined(opened, layer, head, state.direction, subjects, signal);
       if (!signal.aborted) this.showReading(reading, { layer, head, direction: state.direction, subject, subjects });
+      this.wordsAsked ??= this.addWords().catch((error) => this.fail(error)); // after the first reading, which does without
     };
     try {
       // Side by side: where Python computes, the row is there long before the margins of the matrix.
-      await Promise.all([this.openMap(state, signal), read(), this.showNumbers(layer, head, query, subject, signal)]);
+      await Promise.all([this.openMap(state, signal), read(), foretell(), this.showNumbers(layer, head, query, subject, signal)]);
       if (!signal.aborted) this.busy = false;
     } catch (error) {
       if (!signal.aborted) this.fail(error);
@@ -308,6 +327,7 @@ class Page {
     const sum = names.length > 1 ? [t(direction === "reads" ? "several_reads" : "several_readers", { n: names.length })] : [];
     const notes = [...sum, t("painted", { floor: scale.floor === FLOOR ? "0.0001" : "1/256" })];
     if (!reading.exact) notes.unshift(this.meta.top > 0 ? t("partial", { k: this.meta.top, layer }) : t("partial_none", { layer }));
+    if (!this.text.scroller.whole) notes.push(t("text_window"));
     say(byId("text-note"), notes.join(" "));
     this.table.show({ reading, direction, subject, names, units, t, scoreOf: reading.score, colour: (w) => cssColour(colours, scale.at(w)) });
     clearTimeout(this.liveTimer);

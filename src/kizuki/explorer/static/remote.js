@@ -53,6 +53,15 @@ export class Remote {
     return name === "effective" ? Float32Array.from(rows.entropy, Math.exp) : rows[name];
   }
 
+  async words() {
+    const { labels, starts } = await this.kept("words", {});
+    return labels === null ? null : { labels, starts };
+  }
+
+  async next(query) {
+    return this.meta.predictions ? this.kept("next", { query }) : null;
+  }
+
   async ranges(layer) {
     const { ranges } = this.layer(layer);
     return ranges === null ? null : this.kept("ranges", { number: ranges });

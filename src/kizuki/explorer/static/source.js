@@ -9,6 +9,8 @@
 //   layer(layer), slot(head), isFull(layer)
 //   received(layer, head)               -> Float32Array [keys], or null where it is not known yet
 //   rowStatistic(layer, head, name)     -> Float32Array [queries], or null where it is left out
+//   words()                             -> { starts, labels } of the text's words, or null: none, or meta has them
+//   next(token)                         -> { names, probabilities, here } of the predicted next tokens, or null
 //   ranges(layer)                       -> { first, stop } Int32Array [queries], or null: no such rule
 //   picture(layer, head)                -> Python's pooled picture, or null where the source draws at once
 //   top(layer, head)                    -> the largest weights of each row, for heads that do not open; or null
@@ -26,19 +28,28 @@
 //   values(i, j)      -> { v, output }: v_j and row i of A V; null where the carrier has no v
 // All are promises; what is stale is aborted and rejects with an AbortError.
 import { byId } from "./dom.js";
+import { parseHash } from "./store.js";
 import { Data } from "./data.js";
 import { Remote } from "./remote.js";
 import { http, messages, ofOther } from "./transport.js";
-import { unitsOf } from "./units.js";
+import { unitsOf, written } from "./units.js";
 
 /** The source of this page: a file's own data, a notebook's kernel, or the server it came from. */
 export async function openSource() {
   const meta = byId("kz-meta");
-  if (meta) return new Data(JSON.parse(meta.textContent), byId("kz-page").textContent);
+  if (meta) {
+    const embedded = JSON.parse(meta.textContent);
+    return new Data({ ...embedded, tokens: written(embedded.tokens) }, byId("kz-page").textContent);
+  }
   const transport = byId("kz-notebook") ? await messages() : http();
-  const source = new Remote((await transport.ask("meta", {})).meta, transport);
+  const told = async (asker) => {
+    const { meta: found } = await asker.ask("meta", {});
+    return { ...found, tokens: written(found.tokens) };
+  };
+  const source = new Remote(await told(transport), transport);
+  if (parseHash(location.hash).unit === "word") source.meta.tokens.words = await source.words(); // it opens with them
   if (source.meta.other) {
-    const there = ofOther(transport), { meta: theirs } = await there.ask("meta", {});
+    const there = ofOther(transport), theirs = await told(there);
     source.other = Object.assign(new Remote(theirs, there, false), { units: unitsOf(theirs.tokens).token });
   }
   return source;

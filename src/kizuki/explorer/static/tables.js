@@ -3,7 +3,7 @@ import { byId, h, onClick, say, visibleLabel } from "./dom.js";
 import { MEASURES } from "./store.js";
 import { digits, massShown, percent } from "./reading.js";
 
-const FIRST_ROWS = 12;
+const FIRST_ROWS = 12, MOST_ROWS = 3072; // of a reading that has more, its file has the rest
 
 /** The table twin of the painted text. */
 export class ReadingTable {
@@ -45,7 +45,7 @@ export class ReadingTable {
     });
     byId("reading-rows").replaceChildren(...rows);
     byId("reading-table").hidden = rows.length === 0;
-    byId("more").hidden = reading.list.length <= this.count;
+    byId("more").hidden = reading.list.length <= this.count || this.count >= MOST_ROWS;
     byId("fewer").hidden = this.count <= FIRST_ROWS || reading.list.length <= FIRST_ROWS;
     say(byId("reading-note"), this.note(reading, direction, shown.length, t));
   }
@@ -104,24 +104,20 @@ export function showNumbers({ layer, head, means, controls, rows, visible, recei
   say(byId("numbers-title"), `${t("layer")} ${layer} · ${t("head")} ${head}`);
 }
 
-/** The model's five most probable next tokens after `token`. */
-export function showPrediction(meta, token, t) {
-  const labels = meta.tokens.labels;
+/** The model's most probable next tokens after `token`; `found` as a source's next() gives it. */
+export function showPrediction(meta, token, found, t) {
   const box = byId("next");
-  if (!meta.predictions) {
+  if (found === null) {
     say(byId("next-title"), "");
     box.replaceChildren(h("p", { class: "note" }, meta.note || t(meta.has_head ? "no_predictions" : "no_head")));
     return;
   }
-  say(byId("next-title"), t("next_after", { token: visibleLabel(labels[token]), i: token }));
-  const { names, choices, probabilities, ids } = meta.predictions;
-  const actual = token + 1 < labels.length ? meta.tokens.ids[token + 1] : null;
-  const rows = choices[token].map((choice, rank) => {
+  say(byId("next-title"), t("next_after", { token: visibleLabel(meta.tokens.labels[token]), i: token }));
+  const rows = found.names.map((name, rank) => {
     const bar = h("span", { class: "bar" });
-    const p = probabilities[token][rank];
+    const p = found.probabilities[rank], here = found.here[rank];
     bar.style.width = `${Math.max(1, 100 * p)}%`;
-    const here = ids[choice] === actual;
-    return h("tr", { class: here ? "actual" : "" }, h("td", { class: "label" }, visibleLabel(names[choice])), h("td", { class: "n w" }, digits(p)),
+    return h("tr", { class: here ? "actual" : "" }, h("td", { class: "label" }, visibleLabel(name)), h("td", { class: "n w" }, digits(p)),
       h("td", { class: "barcell", "aria-hidden": "true" }, bar), h("td", { class: "note" }, here ? `← ${t("actual")}` : ""));
   });
   const head = h("tr", {}, h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "n" }, t("probability")), h("td", { class: "barcell" }), h("td", {}));

@@ -477,7 +477,7 @@ def test_the_lesson_follows_the_selection_and_its_switches_are_the_formula(tmp_p
 
     def weights() -> dict[int, float]:
         rows = page.evaluate(
-            "() => [...document.querySelectorAll('#lesson-steps tbody tr')]"
+            "() => [...document.querySelectorAll('#lesson-steps [aria-label=Softmax] tbody tr')]"
             ".map(r => [...r.cells].map(c => c.textContent))"
         )
         return {int(row[1]): float(row[4]) for row in rows}

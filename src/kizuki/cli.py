@@ -58,6 +58,10 @@ def look(
         str | None,
         typer.Argument(help="The text, or a saved recording; - or nothing reads standard input."),
     ] = None,
+    other: Annotated[
+        Path | None,
+        typer.Argument(help="A second saved recording, to compare the same heads in both, with --serve."),
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the text from a file.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Use the text that comes with kizuki.")] = False,
     model: Annotated[
@@ -109,9 +113,13 @@ def look(
         refuse_options(
             "is for a page that is written, and --serve writes none", {"--out": out, "--limit-mb": limit_mb}
         )
-        serve_look(text, file, sample, model, wanted, first, topk, save, port, show, console)
+        serve_look(text, other, file, sample, model, wanted, first, topk, save, port, show, console)
         return
     refuse_options("is for --serve", {"--port": port})
+    if other is not None:
+        raise job.InputError(
+            f"{other}: a second recording is for --serve; put a text of several words between quotes"
+        )
     out = job.check_out(Path("kizuki.html") if out is None else out)
     limit_mb = 100.0 if limit_mb is None else limit_mb
     if (recording := job.saved_recording(text, file)) is not None:
@@ -156,6 +164,7 @@ def look(
 
 def serve_look(
     text: str | None,
+    other: Path | None,
     file: Path | None,
     sample: bool,
     model: str | None,
@@ -181,10 +190,11 @@ def serve_look(
                 "--save": save,
             }
             refuse_with_recording(recording, for_texts, text is not None and file is not None, sample)
-            server = job.serve(None, recording=recording, layers=wanted[0], port=port or 0)
+            server = job.serve(None, recording=recording, other=other, layers=wanted[0], port=port or 0)
         else:
             server = job.serve(
                 given(text, file, sample),
+                other=other,
                 model="smollm2" if model is None else model,
                 layers=wanted[0],
                 heads=wanted[1],

@@ -179,6 +179,7 @@ def serve(
     text: str | None,
     *,
     recording: str | Path | None = None,
+    other: str | Path | None = None,
     model: str = "smollm2",
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
@@ -193,6 +194,7 @@ def serve(
     Args:
         text: what to look at, as for `look`; or None, and a `recording`.
         recording: a saved recording, as for `reopen`; layers are read from it as they are looked at.
+        other: another saved recording, whose heads can be compared with the same heads of the first.
         model, layers, heads, first, topk, save, progress: as for `look`.
         port: where to listen on 127.0.0.1; 0 = a free one.
 
@@ -220,11 +222,12 @@ def serve(
 
     if (text is None) == (recording is None):
         raise InputError("text and recording each say what to look at; give one of them")
+    beside = None if other is None else Answers(_opened(other, layers))
     if recording is not None:
         done = _opened(recording, layers)
     elif text is not None:
         done, _ = _recorded(text, model, layers, heads, first, topk, save, None, progress)
-    return Server(Answers(done), port)
+    return Server(Answers(done, other=beside), port)
 
 
 def _page(done: Run, out: Path, limit_mb: float, progress: Progress | None, start: float) -> Look:

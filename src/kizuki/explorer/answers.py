@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from . import page, start, wire
+from . import causing, page, start, wire
 from .atlas import Between, HeadRows, Reader
 from .budget import ROWS
 from .heads import Gone, Head, nobody_left
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 LIMIT = 512 * 2**20  # bytes of opened heads, far pictures and row statistics that are kept
 BLOCK_SIDE = 64  # cells a side of a block of single weights, at most
 SUSPECTS = 12  # rows of a column whose L is checked: as many as the page lists at first
+OTHER = "other."  # before the name of a question about the other input
 DIGITS = 9  # of a number in a question
 NAMES = 200  # characters of a question's own words that an error repeats
 
@@ -47,22 +49,31 @@ class Answers:
     Args:
         run: what `kizuki.models.run` returned, or a `Run` around an opened recording; one text, layers that are alike.
         limit: bytes of computed things that are kept; q and k of the recording itself are not counted.
+        other: those of another input, whose heads can be compared with the same heads here.
 
     Raises:
-        PageError: the run is not one text, or holds no layer.
+        PageError: the run is not one text, or holds no layer; it has no layer or no head in common with `other`.
 
     Time and memory: opens every layer once (which checks it against its own output), reads a few rows to choose where
     the page opens, and keeps O(queries + keys) numbers a layer; the rest is computed when asked for.
     """
 
-    def __init__(self, run: Run, *, limit: int = LIMIT) -> None:
-        self.run = run
+    def __init__(self, run: Run, *, limit: int = LIMIT, other: Answers | None = None) -> None:
+        self.run, self.other = run, other
         self.matrices, missing = page.matrices_of(run)
         sizes = page.sizes_of(run, self.matrices)
         self.queries, self.keys = sizes[0].queries, sizes[0].keys
         self.kept = Kept(limit)
         self.meta = page.meta_of(run, self.matrices, missing, sizes)
         self.heads: list[int] = self.meta["heads"]
+        self.meta["other"] = other is not None
+        if other is not None and not (
+            self.matrices.keys() & other.matrices.keys() and set(self.heads) & set(other.heads)
+        ):
+            raise page.PageError(
+                f"other: holds layers {page.spans(list(other.matrices))} and heads {page.spans(other.heads)}, none of "
+                f"which are here ({page.spans(list(self.matrices))} and {page.spans(self.heads)}); record the same ones"
+            )
         ranges: dict[int, bytes | None] = {}
         for layer, matrix in self.matrices.items():
             rule = matrix.visible_range()
@@ -78,9 +89,11 @@ class Answers:
                 "scale": matrix.scale,
                 "softcap": matrix.problem.softcap,
                 "sinks": None if matrix.problem.sinks is None else [float(s) for s in matrix.problem.sinks],
+                "bent": matrix.problem.bias is not None or matrix.problem.score is not None,
             }
             for layer, matrix in self.matrices.items()
         ]
+        self.meta["controls"] = [page.controls_of(part, self.queries) for part in self.ranges]
         self.meta["bound"] = max(page.bound_of(own, self.queries, self.keys) for own in ranges.values())
         self.meta["rows"], self.meta["top"] = list(ROWS), 0
         self.meta["start"] = start.choose(run.tokens, list(self.matrices), self.matrices, self.heads)
@@ -96,10 +109,14 @@ class Answers:
             "column": self._column,
             "cell": self._cell,
             "block": self._block,
+            "bare": self._bare,
             "values": self._values,
             "band": self._band,
             "tile": self._tile,
+            "cause": self._cause,
         }
+        self.causes = causing.causes_of(run)
+        self.meta["live"] = self.causes is not None
 
     def ask(self, what: str, parameters: Mapping[str, str], gone: Gone = nobody_left) -> bytes:
         """The answer to one question, as `wire.pack` makes it.
@@ -108,9 +125,12 @@ class Answers:
             QuestionError: there is no such question, or a parameter is missing, unknown or out of its range.
             Stale: `gone()` said, between two parts of the work, that nobody waits any more.
         """
+        if self.other is not None and what.startswith(OTHER):
+            with self.reader.aside():
+                return self.other.ask(what.removeprefix(OTHER), parameters, gone)
         answer = self._asked.get(what)
         if answer is None:
-            raise QuestionError(f"{_short(what)}: no such question; there are {', '.join(self._asked)}")
+            raise QuestionError(f"{short(what)}: no such question; there are {', '.join(self._asked)}")
         # Row statistics are what the reader reads as well: they too wait for the other questions, not for each other.
         with nullcontext() if what == "rows" else self.reader.aside():
             return wire.pack(answer(parameters, gone))
@@ -122,7 +142,7 @@ class Answers:
         for name in parameters:
             if name not in limits:
                 raise QuestionError(
-                    f"{_short(name)}: no such parameter; there are {', '.join(limits) or 'none'}"
+                    f"{short(name)}: no such parameter; there are {', '.join(limits) or 'none'}"
                 )
         found = []
         for name, limit in limits.items():
@@ -130,9 +150,7 @@ class Answers:
             if text is None:
                 raise QuestionError(f"{name}: is missing; give a whole number in 0 … {limit - 1}")
             if not (isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= DIGITS):
-                raise QuestionError(
-                    f"{name}: is {_short(text)} but must be a whole number in 0 … {limit - 1}"
-                )
+                raise QuestionError(f"{name}: is {short(text)} but must be a whole number in 0 … {limit - 1}")
             if int(text) >= limit:
                 raise QuestionError(f"{name}: is {text} but must be in 0 … {limit - 1}")
             found.append(int(text))
@@ -279,6 +297,35 @@ class Answers:
             weights[(key < first) | (key >= stop)] = np.nan
         return {"weights": weights, "bad": [i for i in range(i0, i1) if not head.check(i).ok]}
 
+    def _bare(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        """A row before its mask: q · k of all keys, its weights with no mask, and where q and the keys lie."""
+        from kizuki import attend
+        from kizuki.lesson.plane import plane
+
+        at, head, (query,) = self._head(parameters, query=self.queries)
+        own, key = head.q[query].to(torch.float64), head.k.to(torch.float64)
+        with alone():
+            lies = plane(own.numpy(), key.numpy())
+            made: dict[str, Any] = {
+                "products": page.floats(key @ own),
+                "query": lies.query,
+                "residual": lies.residual,
+                "along": lies.along.astype(np.float32),
+                "beside": lies.beside.astype(np.float32),
+            }
+            problem = self.matrices[at.layer].problem
+            if problem.bias is None and problem.score is None:
+                sinks = None if problem.sinks is None else problem.sinks[at.slot : at.slot + 1]
+                free = attend(
+                    head.q[None, None, query : query + 1],
+                    head.k[None, None],
+                    scale=head.scale,
+                    softcap=head.softcap,
+                    sinks=sinks,
+                )
+                made["weights"] = page.floats(free[0, 0, 0])
+        return made
+
     def _values(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         at, head, (query, key) = self._head(parameters, query=self.queries, key=self.keys)
         value = self.run.recording.value(at.layer)[0]
@@ -308,7 +355,7 @@ class Answers:
     def _tile(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         pool = parameters.get("pool", "both")
         if pool not in ("mass", "peak", "both"):
-            raise QuestionError(f"pool: is {_short(pool)} but must be mass, peak or both")
+            raise QuestionError(f"pool: is {short(pool)} but must be mass, peak or both")
         rest = {name: value for name, value in parameters.items() if name != "pool"}
         at, _, (zoom, row, col) = self._head(rest, zoom=64, row=self.queries, col=self.keys)
         side = TILE << zoom
@@ -325,8 +372,36 @@ class Answers:
             made["peak"] = peak
         return made
 
+    def _cause(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        from kizuki.models import RecordError
+        from kizuki.models.causes import CauseError
 
-def _short(text: object) -> str:
+        if self.causes is None:
+            raise QuestionError(
+                "cause: the model of this recording is not here; serve a text with its model, kizuki look TEXT --serve"
+            )
+        kind = parameters.get("kind", "")
+        if kind not in causing.KINDS:
+            raise QuestionError(f"kind: is {short(kind)} but must be one of {', '.join(causing.KINDS)}")
+        layer, head, query, key, position, weight, controls = self._take(
+            {name: value for name, value in parameters.items() if name != "kind"},
+            layer=max(self.matrices) + 1,
+            head=max(self.heads) + 1,
+            query=self.queries,
+            key=self.keys,
+            position=self.queries,
+            weight=causing.STEPS + 1,
+            controls=causing.CONTROLS + 1,
+        )
+        self._at(layer, head)
+        edit = causing.edit_of(kind, layer, head, query, key, weight)
+        try:
+            return causing.fields_of(self.causes.effect(edit, position, controls, gone))
+        except (causing.BusyError, CauseError, RecordError) as error:
+            raise QuestionError(str(error)) from None
+
+
+def short(text: object) -> str:
     """A question's own words, cut so that an answer stays short."""
     shown = repr(text)
     return shown if len(shown) <= NAMES else f"{shown[:NAMES]}…"

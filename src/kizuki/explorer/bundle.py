@@ -25,6 +25,12 @@ LITERAL = re.compile(r"^export const (\w+) = (\{\n.*?^\});\n", re.MULTILINE | re
 JSON_PARTS = re.compile(  # strings; keys; what JSON has not
     r"(\"(?:[^\"\\\n]|\\.)*\")|(\w+)(?=:)|//[^\n]*|,(?=\s*\})|\s+"
 )
+# What a carrier has no use for: a file has nobody to ask, and where Python computes, the page need not.
+LEFT_OUT = {
+    "": (),
+    "file": ("remote.js", "transport.js", "cause.js"),
+    "live": ("data.js", "head.js", "axes.js", "runner.js", "worker.js"),
+}
 PACKED = ("words.js",)  # modules whose one table is text for people
 
 # What fails before the page can say so itself: in a box of page.html, and to whoever waits for an error of a worker.
@@ -53,18 +59,21 @@ def style(name: str) -> str:
 
 
 @cache
-def script(entry: str) -> str:
-    """`entry` and everything it imports, as one classic script."""
-    return squeeze(RUN % joined(entry)) + "\n"
+def script(entry: str, carrier: str = "") -> str:
+    """`entry` and everything it imports, as one classic script: for a carrier ("file" or "live") what it uses."""
+    return squeeze(RUN % joined(entry, carrier=carrier)) + "\n"
 
 
-def joined(*entries: str) -> str:
-    """The modules `entries` and everything they import, in one scope; to be run where `await` may stand."""
+def joined(*entries: str, carrier: str = "") -> str:
+    """The modules `entries` and everything they import, in one scope; to be run where `await` may stand. What the
+    carrier's left-out modules export is null there."""
     order: list[str] = []
     for entry in entries:
-        _visit(entry, order, ())
+        _visit(entry, order, (), LEFT_OUT[carrier])
+    unused = [name for module in LEFT_OUT[carrier] for name in EXPORT.findall(_source(module))]
     names = Counter(name for module in order for name in set(NAMES.findall(_source(module))))
-    text = "\n".join(_scope(module, names) for module in order)
+    text = "".join(f"const {name} = null;\n" for name in unused)
+    text += "\n".join(_scope(module, names) for module in order)
     # under a name of ours, which becomes a short one: the arithmetic says Math some hundreds of times
     return "const maths = Math;\n" + re.sub(r"\bMath\.", "maths.", text)
 
@@ -90,13 +99,13 @@ def _source(name: str) -> str:
     )
 
 
-def _visit(name: str, order: list[str], above: tuple[str, ...]) -> None:
+def _visit(name: str, order: list[str], above: tuple[str, ...], without: tuple[str, ...]) -> None:
     if name in above:
         raise ImportError(f"static/{name}: imports itself through {' -> '.join(above)}")
-    if name in order:
+    if name in order or name in without:
         return
     for match in IMPORT.finditer(_source(name)):
-        _visit(match[2], order, (*above, name))
+        _visit(match[2], order, (*above, name), without)
     order.append(name)
 
 

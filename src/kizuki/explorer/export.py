@@ -155,6 +155,7 @@ def _complete(
         }
         for layer in layers
     ]
+    meta["controls"] = [page.controls_of(part, sizes[0].queries) for part in ranges]
     meta["ranges"] = len(ranges)
     meta["rows"] = list(chosen.rows)
     meta["top"] = min(chosen.top, sizes[0].keys) if len(chosen.full) < len(layers) else 0
@@ -258,7 +259,7 @@ def _json(meta: dict[str, Any]) -> str:
 
 def _head() -> str:
     """The page up to its data, with KIZUKI_META where the JSON goes."""
-    script, style = bundle.script("main.js"), bundle.style("page.css")
+    script, style = bundle.script("main.js", "file"), bundle.style("page.css")
     policy = (
         f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(style)}' 'unsafe-hashes'; "
         "worker-src blob:; img-src data:; base-uri 'none'; form-action 'none'"

@@ -250,6 +250,48 @@ def bound_of(ranges: bytes | None, queries: int, keys: int) -> float:
     return float(np.log(np.maximum(stop - first, 1)).mean())
 
 
+def controls_of(ranges: bytes, queries: int) -> dict[str, float | None]:
+    """What each of MEANS is for equal weights on the keys that each query sees: the number to compare a head's with.
+
+    The shape of a mask alone gives high ones: under a causal mask equal weights put ln(n)/n on the first key.
+    """
+    first, stop = np.frombuffer(ranges, "<i4").reshape(2, queries).astype(np.int64)
+    own = np.arange(queries)
+    count = np.maximum(stop - first, 0)
+    share = np.where(count > 0, 1 / np.maximum(count, 1), 0.0)
+
+    def apart(low: NDArray[np.int64]) -> float | None:
+        """The mean distance to the keys of low … stop, over the rows that see one."""
+        some = stop > low
+        before = _steps(own - low) - _steps(own - stop)  # of the keys up to the own one
+        behind = _steps(stop - 1 - own) - _steps(low - 1 - own)
+        return _mean((before + behind)[some] / (stop - low)[some])
+
+    def seen(place: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.where((place >= first) & (place < stop), share, 0.0)
+
+    return {
+        "entropy": _mean(np.log(np.maximum(count, 1))),
+        "effective": _mean(np.maximum(count, 1.0)),
+        "max": _mean(share),
+        "distance": apart(first),
+        "other_distance": apart(np.maximum(first, 1)),
+        "first_key": _mean(seen(np.zeros_like(own))),
+        "previous": _mean(seen(own - 1)[1:]),
+    }
+
+
+def _steps(most: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0 + 1 + … + most; 0 where that is below 0."""
+    most = np.maximum(most, 0)
+    total: NDArray[np.int64] = most * (most + 1) // 2
+    return total
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    return float(f"{values.mean():.9g}") if len(values) else None
+
+
 def tokens_of(run: Run) -> dict[str, Any]:
     """Tokens as the page shows them: each character of the text once, whatever pieces it was cut into.
 

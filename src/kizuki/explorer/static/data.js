@@ -1,7 +1,8 @@
 // The embedded source (source.js): this file's own data, by layer and head. Light readings (Python's) exist for
 // every head; q, k and L only for the layers that fit the file, and those become a head that can compute any cell.
 import { block } from "./decode.js";
-import { Head } from "./head.js";
+import { Head, dot } from "./head.js";
+import { planeOf } from "./axes.js";
 import { startEngine } from "./runner.js";
 
 const KEPT_HEADS = 16; // decoded heads kept at hand; the oldest goes first
@@ -167,6 +168,12 @@ export class LocalHead {
       ...this.model.cell(query, key), bias: null,
       q: q.subarray(query * dim, (query + 1) * dim), k: k.subarray(key * dim, (key + 1) * dim),
     };
+  }
+
+  /** Row `query` before its mask: its products with all keys, and the plane of both. */
+  async bare(query) {
+    const { dim, q, k } = this.model, own = q.subarray(query * dim, (query + 1) * dim);
+    return { products: Float64Array.from({ length: this.keys }, (_, j) => dot(own, 0, k, j * dim, dim)), weights: null, plane: planeOf(own, k, dim) };
   }
 
   async block(i0, i1, j0, j1) {

@@ -8,7 +8,7 @@ import { between, formatTokens, parseTokens, toggled } from "./selection.js";
 import { Units, unitsOf } from "./units.js";
 import { work } from "./worker.js";
 import { openSource } from "./source.js";
-import { byUnits, digits, joinColumns, joinRows, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
+import { byUnits, controlOf, digits, joinColumns, joinRows, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
 import { TextPanel } from "./text.js";
 import { Atlas } from "./atlas.js";
 import { MatrixMap } from "./map.js";
@@ -16,6 +16,7 @@ import { Pictures } from "./pictures.js";
 import { ReadingTable, cellLine, neighbours, showNumbers, showPrediction } from "./tables.js";
 import { Microscope } from "./microscope.js";
 import { Compare } from "./compare.js";
+import { Cause } from "./cause.js";
 import { Pins } from "./pins.js";
 import { Save } from "./save.js";
 import { Tour } from "./tour.js";
@@ -37,6 +38,7 @@ class Page {
     const shape = { layers: meta.layers.map((info) => info.layer), heads: meta.heads, queries: meta.queries, keys: meta.keys };
     this.allUnits = unitsOf(meta.tokens);
     shape.words = this.allUnits.word !== null;
+    shape.other = Boolean(source.other);
     this.store = new Store({ ...DEFAULTS, ...meta.start, ...parseHash(location.hash) }, shape);
     this.anchor = null; // the token from which a range is drawn out
     this.adding = false; // whether each click adds a token to the selection
@@ -73,6 +75,7 @@ class Page {
     this.table = new ReadingTable();
     this.microscope = new Microscope(this);
     this.compare = new Compare(this);
+    this.cause = Cause && new Cause(this); // a file has no model, and says so
     this.pins = new Pins(this);
     this.files = new Save(this);
     this.tour = new Tour(this);
@@ -263,6 +266,7 @@ class Page {
     this.showAtlas(state);
     this.pins.show(state);
     this.tour.show(state);
+    this.cause?.show();
     const query = state.direction === "reads" ? subject : state.query;
     this.text.mark({ query: state.query, key: state.key, preview, chosen: state[this.field], selected });
     const foretell = async () => {
@@ -285,7 +289,7 @@ class Page {
   }
 
   /** The readings of all subjects as one: of words where the text is shown as words. */
-  async joined(opened, layer, head, direction, subjects, signal, units = this.units) {
+  async joined(opened, layer, head, direction, subjects, signal, units = this.units, data = this.data) {
     const readings = [];
     let rested = performance.now();
     for (const subject of subjects) {
@@ -294,20 +298,20 @@ class Page {
         rested = performance.now();
       }
       signal.throwIfAborted();
-      readings.push(await this.reading(opened, layer, head, direction, subject, signal));
+      readings.push(await this.reading(opened, layer, head, direction, subject, signal, data));
     }
     const one = readings.length === 1 ? readings[0] : (direction === "reads" ? joinRows : joinColumns)(readings);
     return units.joined ? byUnits(one, units, direction) : one;
   }
 
-  async reading(opened, layer, head, direction, subject, signal) {
+  async reading(opened, layer, head, direction, subject, signal, data = this.data) {
     if (opened !== null) {
       if (direction === "reads") return readRow(await opened.row(subject, signal));
       const check = this.pictures.head === opened && this.pictures.check;
       return readColumn(await opened.column(subject, check ? check.badSet : null, signal));
     }
-    const top = await this.data.top(layer, head);
-    const received = (await this.data.received(layer, head))[subject];
+    const top = await data.top(layer, head);
+    const received = (await data.received(layer, head))[subject];
     if (top === null) return { exact: false, bad: null, dense: null, list: [], total: direction === "reads" ? 1 : received, score: null };
     return direction === "reads" ? readTopRow(top, subject, 1) : readTopColumn(top, subject, received);
   }
@@ -342,7 +346,7 @@ class Page {
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
     const means = Object.fromEntries(MEASURES.map((name) => [name, this.atlas.value(layer, head, name)]));
     showNumbers({
-      layer, head, means, rows, t: this.t,
+      layer, head, means, rows, t: this.t, controls: MEASURES.map((name) => controlOf(this.meta, layer, name)),
       visible: ranges === null ? null : ranges.stop[query] - ranges.first[query],
       received: { sum: received[token], mean: seen === null ? null : received[token] / Math.max(1, seen[token]) },
     });
@@ -361,13 +365,17 @@ class Page {
     this.atlas.show({ measure: state.measure, layer: state.layer, head: state.head, table: this.colours, t, preview: this.preview.head });
     const at = this.preview.head ?? state;
     const value = this.atlas.value(at.layer, at.head);
-    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === undefined ? t("unread") : value === null ? t("undefined") : `${digits(value)} ${t(`${state.measure}_unit`)}`}`;
+    const control = controlOf(this.meta, at.layer, state.measure);
+    const beside = control === null || value === undefined ? "" : ` (${t("equal", { v: digits(control) })})`;
+    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === undefined ? t("unread") : value === null ? t("undefined") : `${digits(value)} ${t(`${state.measure}_unit`)}`.trim()}${beside}`;
     say(byId("atlas-cell"), name.trim());
     byId("atlas").setAttribute("aria-label", name);
     const notes = [t("mean_over", { n: this.meta.queries }), `${t(state.measure)}: ${t(`${state.measure}_note`, { bound: digits(this.meta.bound) })}${this.language === "ja" ? "。" : "."}`];
     if (state.measure === "first_key") {
       const all = this.meta.means.first_key.flat().filter((v) => v !== null);
-      notes.push(t("sink_rate", { p: percent(all.filter((v) => v > 0.3).length / Math.max(1, all.length)) }));
+      const rate = (values) => percent(values.filter((v) => v > 0.3).length / Math.max(1, values.length));
+      const equal = this.meta.layers.map(({ layer }) => controlOf(this.meta, layer, "first_key")).filter((v) => v !== null);
+      notes.push(t("sink_rate", { p: rate(all), c: equal.length ? rate(equal) : "–" }));
     }
     if (this.meta.layers.some((info) => !info.full)) notes.push(t("atlas_partial"));
     if (this.meta.read < this.meta.layers.length) notes.push(t("layers_read", { n: this.meta.read, m: this.meta.layers.length }));

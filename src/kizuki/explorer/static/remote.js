@@ -6,14 +6,14 @@ const KEPT = 64; // answers about heads (margins, rows, columns) kept at hand; t
 const AGAIN_MS = 1500; // how often is asked which layers have been read meanwhile
 
 export class Remote {
-  constructor(meta, transport) {
+  constructor(meta, transport, atlas = true) {
     this.meta = meta;
     this.transport = transport;
     this.cache = new Map();
     this.heads = new Map();
     this.byLayer = new Map(meta.layers.map((layer) => [layer.layer, layer]));
     this.listeners = [];
-    if (meta.read < meta.layers.length) this.follow();
+    if (atlas && meta.read < meta.layers.length) this.follow();
   }
 
   layer(layer) {
@@ -81,6 +81,11 @@ export class Remote {
     return this.heads.get(name);
   }
 
+  /** What an intervention does; asked.kind and the rest are those of answers.py. */
+  cause(asked, signal) {
+    return this.transport.ask("cause", asked, signal);
+  }
+
   engine(receive) {
     return new RemoteEngine(this, receive);
   }
@@ -126,6 +131,11 @@ class RemoteHead {
   async block(i0, i1, j0, j1, signal) {
     const { weights, bad } = await this.ask("block", { i0, i1, j0, j1 }, signal);
     return { weights, refused: new Set(bad) };
+  }
+
+  async bare(query, signal) {
+    const { products, weights = null, ...plane } = await this.ask("bare", { query }, signal);
+    return { products, weights, plane };
   }
 
   values(query, key, signal) {

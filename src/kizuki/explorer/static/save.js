@@ -38,7 +38,7 @@ export class Save {
   /** Whether the panel shows something. */
   there(what) {
     const { shown, microscope, compare } = this.page;
-    return { text: shown && !shown.reading.bad, scope: microscope.now, compare: compare.now && !compare.now.bad }[what] ?? true;
+    return { text: shown && !shown.reading.bad, scope: microscope.now, compare: compare.now && !compare.now.bad && compare.now.alike }[what] ?? true;
   }
 
   /** { what, model, selection, notes, columns, rows }, numbers in full. */
@@ -59,7 +59,7 @@ export class Save {
       const { products, ...chain } = steps;
       return { ...made, layer, head, query, key, labels: [labels[query], labels[key]], scale: cell.scale, lse: cell.lse, ...chain, ...page.microscope.table() };
     }
-    if (what === "compare") return { ...made, heads: page.compare.now.names, exact: page.compare.now.between.exact, columns: ["token", "label", "A", "B", "A - B"], rows: page.compare.now.between.rows.map((row) => [row.token, page.units.label(row.token), row.a, row.b, row.difference]) };
+    if (what === "compare") return { ...made, heads: page.compare.now.names, exact: page.compare.now.between.exact, columns: ["token", "label", "A", "B", "A - B"], rows: page.compare.now.between.rows.map((row) => [row.token, page.compare.nameOf(row.token), row.a, row.b, row.difference]) };
     return { ...made, ...this.matrix() };
   }
 

@@ -16,20 +16,23 @@
 //   top(layer, head)                    -> the largest weights of each row, for heads that do not open; or null
 //   head(layer, head)                   -> an open head, or null: its q and k are not there
 //   engine(receive)                     -> { send(message) }, which makes pictures of open heads (pictures.js)
+//   other                               a source of another input to compare with, and its `units`; not in a file
 //   listen(changed)                     changed() whenever meta.means or meta.read has grown
 // and an open head has `layer`, `head`, `queries`, `keys` and, each taking an AbortSignal last,
 //   row(i)            -> { check, weights, score(j) }; weights is null where check.ok is false
 //   column(j, refused) -> { weights, score(i) }; rows of the set `refused` (or found wanting) weigh 0
 //   cell(i, j)        -> { product, scale, scaled, score, bias, lse, visible, weight, q, k }
 //   block(i0, i1, j0, j1) -> { weights, refused }: rows i0..i1-1 by keys j0..j1-1, NaN where not visible
+//   bare(i)           -> { products, weights, plane }: row i before its mask: q_i · k_j of all keys j; its weights
+//                        without a mask, or null where the page computes them; where q_i and the keys lie (plane.js)
 //   values(i, j)      -> { v, output }: v_j and row i of A V; null where the carrier has no v
 // All are promises; what is stale is aborted and rejects with an AbortError.
 import { byId } from "./dom.js";
 import { parseHash } from "./store.js";
-import { written } from "./units.js";
 import { Data } from "./data.js";
 import { Remote } from "./remote.js";
-import { http, messages } from "./transport.js";
+import { http, messages, ofOther } from "./transport.js";
+import { unitsOf, written } from "./units.js";
 
 /** The source of this page: a file's own data, a notebook's kernel, or the server it came from. */
 export async function openSource() {
@@ -39,8 +42,15 @@ export async function openSource() {
     return new Data({ ...embedded, tokens: written(embedded.tokens) }, byId("kz-page").textContent);
   }
   const transport = byId("kz-notebook") ? await messages() : http();
-  const told = (await transport.ask("meta", {})).meta;
-  const source = new Remote({ ...told, tokens: written(told.tokens) }, transport);
+  const told = async (asker) => {
+    const { meta: found } = await asker.ask("meta", {});
+    return { ...found, tokens: written(found.tokens) };
+  };
+  const source = new Remote(await told(transport), transport);
   if (parseHash(location.hash).unit === "word") source.meta.tokens.words = await source.words(); // it opens with them
+  if (source.meta.other) {
+    const there = ofOther(transport), theirs = await told(there);
+    source.other = Object.assign(new Remote(theirs, there, false), { units: unitsOf(theirs.tokens).token });
+  }
   return source;
 }

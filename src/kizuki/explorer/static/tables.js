@@ -86,20 +86,20 @@ export async function neighbours(head, query, key, labels, t, signal) {
 }
 
 /** What the head and the chosen row measure. rows: measure -> value of the row, null where it is left out. */
-export function showNumbers({ layer, head, means, rows, visible, received, t }) {
-  const line = (name, row, mean, note) => h("tr", {}, h("th", { scope: "row" }, name, note ? h("small", {}, note) : null), h("td", { class: "n" }, row), h("td", { class: "n" }, mean));
+export function showNumbers({ layer, head, means, controls, rows, visible, received, t }) {
+  const line = (name, row, note = "", ...cells) => h("tr", {}, h("th", { scope: "row" }, name, note ? h("small", {}, note) : null), ...[row, ...cells, "", ""].slice(0, 3).map((cell) => h("td", { class: "n" }, cell)));
   const unit = (name) => t(`${name}_unit`);
   const withUnit = (value, name) => `${digits(value)}${unit(name) && Number.isFinite(value) ? ` ${unit(name)}` : ""}`;
-  const lines = MEASURES.map((name) => {
+  const lines = MEASURES.map((name, at) => {
     const value = rows[name];
     const row = value === null ? "–" : Number.isNaN(value) ? t("undefined") : withUnit(value, name);
     const mean = means[name] === null ? t("undefined") : withUnit(means[name], name);
     const note = name === "entropy" && visible > 0 ? `${t("bound")} ${digits(Math.log(visible))}` : name === "entropy" ? "" : t(`${name}_note`);
-    return line(t(name), row, mean, note);
+    return line(t(name), row, note, mean, controls[at] === null ? "–" : withUnit(controls[at], name));
   });
-  lines.push(line(t("visible_keys"), visible === null ? "–" : String(visible), "", ""));
-  lines.push(line(t("received_sum"), digits(received.sum), "", ""));
-  lines.push(line(t("received_mean"), received.mean === null ? "–" : digits(received.mean), "", ""));
+  lines.push(line(t("visible_keys"), visible === null ? "–" : String(visible)));
+  lines.push(line(t("received_sum"), digits(received.sum)));
+  lines.push(line(t("received_mean"), received.mean === null ? "–" : digits(received.mean)));
   byId("numbers-rows").replaceChildren(...lines);
   say(byId("numbers-title"), `${t("layer")} ${layer} · ${t("head")} ${head}`);
 }

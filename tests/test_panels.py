@@ -265,6 +265,7 @@ def test_the_microscope_has_the_numbers_of_steps(tmp_path: Path, show: Any) -> N
         page, "#scope-cell"
     )
     page.locator("#scope-twin summary").click()
+    page.wait_for_selector("#scope-table tbody tr", state="attached")  # the toggle is told a moment later
     assert page.locator("#scope-table tbody tr").count() == 6
     select(page, key=31)
     assert "not visible" in text_of(page, "#chain")

@@ -303,6 +303,9 @@ def test_the_panel_measures_by_keyboard_and_says_what_python_says(
     assert np.allclose(
         widths, 100 * np.array(number) / max(number), rtol=2e-3, atol=1e-3
     )  # bars on one scale
+    saved = page.evaluate("() => JSON.parse(JSON.stringify(kizukiPage.files.numbers('cause')))")
+    assert np.allclose([row[2] for row in saved["rows"][:4]], [wanted["size"], *wanted["sizes"]], rtol=1e-12)
+    assert [row[1] for row in saved["rows"][4:9]] == wanted["before_names"]
     page.evaluate("() => kizukiPage.store.set({ head: 0 })")
     settle(page)
     assert page.locator("#cause-found .warn").count() == 1  # it says that it is of another selection

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,15 +55,30 @@ def test_a_notebook_shows_two_recordings() -> None:
         shown.close()
 
 
-def test_a_second_recording_is_served_or_refused_by_name(tmp_path: Path) -> None:
+def test_a_second_recording_is_served_or_written_and_what_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kizuki import cli
     from kizuki.look import serve
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the command line sets it; put it back
+
+    def look(*words: object) -> object:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["look", "--no-open", *map(str, words)])
+        return stopped.value.code
 
     first, second = (recording(n).save(tmp_path / f"{n}.safetensors") for n in (37, 50))
     assert serve(None, recording=first, other=second).answers.meta["other"] is True
-    command = [sys.executable, "-m", "kizuki", "look", str(first), str(second), "--no-open"]
-    wrong = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert wrong.returncode == 2
-    assert "a second recording is for --serve; put a text of several words between quotes" in wrong.stderr
+    assert look(first, second) == 0
+    assert 'id="kz-other-q-1-0"' in (tmp_path / "kizuki.html").read_text()
+    for words, message in (
+        ((first, "gave"), "gave: no saved recording; put a text of several words between quotes"),
+        (("Mika gave", second), "is compared with another recording, or with --serve; save this one first"),
+    ):
+        assert look(*words) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.fixture
@@ -159,3 +173,19 @@ def test_another_number_of_tokens_has_none_and_says_why(visit: Callable[..., Any
     settle(page)
     assert "層 0 のヘッド 3 が記録されていません" in text_of(page, "#compare-note")
     assert page.locator("#compare-shown").is_hidden()
+
+
+@pytest.mark.browser
+def test_a_file_holds_both_inputs_and_keeps_its_limit(tmp_path: Path, show: Callable[..., Any]) -> None:
+    first, second = recording(37), recording(50)
+    path = first.save_html(tmp_path / "both.html", other=second)
+    page = show(path, "#l=1&h=3&q=30&k=2&c=other&i=45")
+    mine, theirs = cells(page)
+    for rows, row in ((mine, first[1][0, 3, 30]), (theirs, second[1][0, 3, 45])):
+        assert [int(token) for token, _ in rows] == row.topk(12).indices.tolist()
+        assert np.allclose([number(weight) for _, weight in rows], row.topk(12).values, rtol=1e-3)
+    page.wait_for_function("() => kizukiPage.compare.both() !== null")
+    limit = 2.5 * path.stat().st_size / 1e6  # of which the other input's half is too small
+    with pytest.warns(UserWarning, match=r"not q and k, of layers [\d–]+ of other"):
+        part = first.save_html(tmp_path / "part.html", other=recording(300, layers=4, dim=64), limit_mb=limit)
+    assert part.stat().st_size <= limit * 1e6

@@ -60,7 +60,7 @@ def look(
     ] = None,
     other: Annotated[
         Path | None,
-        typer.Argument(help="A second saved recording, to compare the same heads in both, with --serve."),
+        typer.Argument(help="A second saved recording, to compare the same heads in both."),
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the text from a file.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Use the text that comes with kizuki.")] = False,
@@ -109,6 +109,8 @@ def look(
 
     console = Console(stderr=True, highlight=False, markup=False)  # names may hold [brackets]
     wanted = numbers(layers, "--layers"), numbers(heads, "--heads")
+    if other is not None and other.suffix != job.RECORDING:
+        raise job.InputError(f"{other}: no saved recording; put a text of several words between quotes")
     if serve:
         refuse_options(
             "is for a page that is written, and --serve writes none", {"--out": out, "--limit-mb": limit_mb}
@@ -116,10 +118,6 @@ def look(
         serve_look(text, other, file, sample, model, wanted, first, topk, save, port, show, console)
         return
     refuse_options("is for --serve", {"--port": port})
-    if other is not None:
-        raise job.InputError(
-            f"{other}: a second recording is for --serve; put a text of several words between quotes"
-        )
     out = job.check_out(Path("kizuki.html") if out is None else out)
     limit_mb = 100.0 if limit_mb is None else limit_mb
     if (recording := job.saved_recording(text, file)) is not None:
@@ -127,8 +125,14 @@ def look(
         refuse_with_recording(recording, for_texts, text is not None and file is not None, sample)
         console.print(f"looking at {recording}, a saved recording")
         with Bars(console) as bars:
-            done = job.reopen(recording, layers=wanted[0], limit_mb=limit_mb, out=out, progress=bars)
+            done = job.reopen(
+                recording, other=other, layers=wanted[0], limit_mb=limit_mb, out=out, progress=bars
+            )
     else:
+        if other is not None:
+            raise job.InputError(
+                f"{other}: is compared with another recording, or with --serve; save this one first"
+            )
         words = given(text, file, sample)
         job.check_text(words)
         model = "smollm2" if model is None else model

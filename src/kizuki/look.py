@@ -131,6 +131,7 @@ def _recorded(
 def reopen(
     path: str | Path,
     *,
+    other: str | Path | None = None,
     layers: Sequence[int] | None = None,
     limit_mb: float = 100.0,
     out: str | Path = "kizuki.html",
@@ -140,6 +141,7 @@ def reopen(
 
     Args:
         path: what `look(..., save=path)` or `recording.save(path)` wrote, of one text with its tokens.
+        other: another one, whose heads can be compared with the same heads of the first.
         layers: which of its layers; `None` = all.
         limit_mb, out, progress: as for `look`.
 
@@ -162,7 +164,8 @@ def reopen(
     out = check_out(out)
     _check_limit(limit_mb)
 
-    return _page(_opened(path, layers), out, limit_mb, progress, start)
+    beside = None if other is None else _opened(other, layers)
+    return _page(_opened(path, layers), out, limit_mb, progress, start, beside)
 
 
 def _opened(path: str | Path, layers: Sequence[int] | None) -> Run:
@@ -230,11 +233,18 @@ def serve(
     return Server(Answers(done, other=beside), port)
 
 
-def _page(done: Run, out: Path, limit_mb: float, progress: Progress | None, start: float) -> Look:
+def _page(
+    done: Run,
+    out: Path,
+    limit_mb: float,
+    progress: Progress | None,
+    start: float,
+    other: Run | None = None,
+) -> Look:
     """Write the page of a run; what is on it."""
     from .explorer.export import write_page
 
-    page = write_page(out, done, limit_mb=limit_mb, progress=progress)
+    page = write_page(out, done, limit_mb=limit_mb, other=other, progress=progress)
     return Look(
         page=page,
         model=done.recording.model_name,

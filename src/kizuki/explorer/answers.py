@@ -67,13 +67,8 @@ class Answers:
         self.meta = page.meta_of(run, self.matrices, missing, sizes)
         self.heads: list[int] = self.meta["heads"]
         self.meta["other"] = other is not None
-        if other is not None and not (
-            self.matrices.keys() & other.matrices.keys() and set(self.heads) & set(other.heads)
-        ):
-            raise page.PageError(
-                f"other: holds layers {page.spans(list(other.matrices))} and heads {page.spans(other.heads)}, none of "
-                f"which are here ({page.spans(list(self.matrices))} and {page.spans(self.heads)}); record the same ones"
-            )
+        if other is not None:
+            page.check_shared(self.heads, self.matrices, other.heads, other.matrices)
         ranges: dict[int, bytes | None] = {}
         for layer, matrix in self.matrices.items():
             rule = matrix.visible_range()

@@ -372,6 +372,20 @@ def matrices_of(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, An
     return matrices, missing
 
 
+def check_shared(
+    heads: Sequence[int],
+    layers: Mapping[int, Any],
+    other_heads: Sequence[int],
+    other_layers: Mapping[int, Any],
+) -> None:
+    """Raise `PageError` where two inputs have no head in common that could be compared."""
+    if not (layers.keys() & other_layers.keys() and set(heads) & set(other_heads)):
+        raise PageError(
+            f"other: holds layers {spans(list(other_layers))} and heads {spans(other_heads)}, none of which are here "
+            f"({spans(list(layers))} and {spans(heads)}); record the same ones"
+        )
+
+
 def sizes_of(run: Run, matrices: Mapping[int, AttentionMatrix]) -> list[LayerSize]:
     """The lengths of every layer; raises `PageError` unless they are of one text and alike."""
     count = len(run.tokens.ids)

@@ -54,7 +54,12 @@ class Shows:
         return widget(Answers(_run(self, "show", source), other=beside), height=height)
 
     def save_html(
-        self, path: str | os.PathLike[str], *, limit_mb: float = 50.0, first: Sequence[int] = ()
+        self,
+        path: str | os.PathLike[str],
+        *,
+        limit_mb: float = 50.0,
+        first: Sequence[int] = (),
+        other: Recording | None = None,
     ) -> Path:
         """Write the explorer with this recording in it as one HTML file that needs no network and no server.
 
@@ -62,13 +67,15 @@ class Shows:
             path: the file; one that is there is replaced when the new one is complete.
             limit_mb: its largest size, in MB of 10⁶ bytes. Of layers whose q and k do not fit it holds readings only.
             first: layers to hold in full before others.
+            other: a recording of another text, to compare its heads with the same heads here; each gets half the limit.
 
         Returns:
             The path. A warning names the layers that are not there in full; the page says so too.
 
         Raises:
             RecordError: the recording holds no `tokens`.
-            PageError, BudgetError: it is not one text, the file cannot be written, or nothing fits the limit. One line.
+            PageError, BudgetError: it is not one text, the file cannot be written, nothing fits the limit, or it has
+                no layer or head in common with `other`. One line.
 
         Time and memory: five passes over Q Kᵀ of every layer; at most the file's size.
 
@@ -82,13 +89,16 @@ class Shows:
         from ..explorer.export import write
         from ..explorer.page import spans
 
-        made = write(path, _run(self, "save_html"), limit_mb=limit_mb, first=first)
-        if made.partial:
-            warnings.warn(
-                f"recording.save_html: {made.path} holds readings, but not q and k, of layers {spans(made.partial)} "
-                f"(limit_mb is {limit_mb:g}, or the page cannot recompute them); it says so itself",
-                stacklevel=2,
-            )
+        beside = None if other is None else _run(other, "save_html")
+        made = write(path, _run(self, "save_html"), limit_mb=limit_mb, first=first, other=beside)
+        for layers, whose in ((made.partial, ""), (made.partial_other, " of other")):
+            if layers:
+                warnings.warn(
+                    f"recording.save_html: {made.path} holds readings, but not q and k, of layers "
+                    f"{spans(layers)}{whose} (limit_mb is {limit_mb:g}, or the page cannot recompute them); "
+                    "it says so itself",
+                    stacklevel=2,
+                )
         return made.path
 
 

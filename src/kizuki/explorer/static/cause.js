@@ -73,6 +73,14 @@ export class Cause {
     this.show();
   }
 
+  /** The newest intervention for a file: sizes, then probabilities, a row each. */
+  numbers() {
+    const { asked, answer: { before, after, before_names: old, after_names: now, controls, sizes, unit, size, seed } } = this.found;
+    const rows = [[unit, "this change", size], ...(controls ?? []).map((drawn, n) => [unit, `control ${drawn}`, sizes[n]])];
+    for (const [name, names, values] of [["before", old, before], ["after", now, after]]) names.forEach((label, n) => rows.push([name, label, values[n]]));
+    return { ...asked, change: this.sentence(asked), seed, columns: ["what", "name", "value"], rows };
+  }
+
   showFound() {
     byId("cause-found").hidden = this.found === null;
     if (this.found === null) return;

@@ -88,7 +88,7 @@ export class Compare {
     }
     byId("compare-shown").hidden = false;
     const units = [across ? page.allUnits.token : page.units, across ? there.units : page.units];
-    const [other, coarse, own] = await Promise.all([there.head(layer, head), across ? null : data.picture(layer, head), across ? null : data.picture(state.layer, state.head)]);
+    const [other, coarse, own] = await Promise.all([there.head(layer, head), there.picture(layer, head), data.picture(state.layer, state.head)]);
     const mine = await page.joined(opened, state.layer, state.head, state.direction, subjects, signal, units[0]);
     const their = await page.joined(other, layer, head, state.direction, theirs, signal, units[1], there);
     signal.throwIfAborted();
@@ -211,7 +211,7 @@ export class Compare {
     const { pool } = page.store.state, { picture, queries, keys } = page.meta, there = now.there.meta;
     const made = (a, b, values) => ({ a: values(a), b: values(b), rows: a.rows, cols: a.cols, sizes: [{ rows: a.rows, cols: a.cols, queries, keys }, { rows: b.rows, cols: b.cols, queries: there.queries, keys: there.keys }] });
     if (now.opened === null || now.other === null) {
-      return now.own && now.coarse ? made({ ...picture, of: now.own }, { ...picture, of: now.coarse }, ({ of }) => of) : null; // the file's own pictures, of masses
+      return now.own && now.coarse ? made({ ...picture, of: now.own }, { ...there.picture, of: now.coarse }, ({ of }) => of) : null; // the file's own pictures, of masses
     }
     // no finer than the screen: pixels that are left out would take thin stripes with them
     const room = this.geometry().side * (window.devicePixelRatio || 1);

@@ -8,8 +8,9 @@ import { startEngine } from "./runner.js";
 const KEPT_HEADS = 16; // decoded heads kept at hand; the oldest goes first
 
 export class Data {
-  /** `worker` is the script that draws pictures beside the page. */
-  constructor(meta, worker) {
+  /** `worker` is the script that draws pictures beside the page; `mark` is before the names of this input's blocks. */
+  constructor(meta, worker, mark = "kz-") {
+    this.mark = mark;
     this.meta = meta;
     this.worker = worker;
     this.cache = new Map();
@@ -40,7 +41,7 @@ export class Data {
   /** Array `name` of a layer, [heads, length], cut to one head. */
   async lightOf(layer, head, name, kind, length) {
     const heads = this.meta.heads.length;
-    const all = await this.remember(`${name}-${layer}`, () => block(`kz-${name}-${layer}`, kind, heads * length));
+    const all = await this.remember(`${name}-${layer}`, () => block(`${this.mark}${name}-${layer}`, kind, heads * length));
     const slot = this.slot(head);
     return all.subarray(slot * length, (slot + 1) * length);
   }
@@ -86,7 +87,7 @@ export class Data {
   async ranges(layer) {
     const { ranges } = this.layer(layer);
     if (ranges === null) return null;
-    const both = await this.remember(`ranges-${ranges}`, () => block(`kz-ranges-${ranges}`, "i4", 2 * this.meta.queries));
+    const both = await this.remember(`ranges-${ranges}`, () => block(`${this.mark}ranges-${ranges}`, "i4", 2 * this.meta.queries));
     return { first: both.subarray(0, this.meta.queries), stop: both.subarray(this.meta.queries) };
   }
 
@@ -98,8 +99,8 @@ export class Data {
     const slot = this.slot(head);
     const kvHead = this.meta.kv_of[slot];
     const [q, k, lse, range] = await Promise.all([
-      block(`kz-q-${layer}-${head}`, "f4", queries * info.dim),
-      block(`kz-k-${layer}-${kvHead}`, "f4", keys * info.dim),
+      block(`${this.mark}q-${layer}-${head}`, "f4", queries * info.dim),
+      block(`${this.mark}k-${layer}-${kvHead}`, "f4", keys * info.dim),
       this.lightOf(layer, head, "lse", "f4", queries),
       this.ranges(layer),
     ]);
@@ -115,7 +116,7 @@ export class Data {
     const dim = this.layer(layer).value_dim ?? null;
     if (dim === null) return null;
     const kvHead = this.meta.kv_of[this.slot(head)];
-    return async () => ({ dim, v: await block(`kz-v-${layer}-${kvHead}`, "f4", this.meta.keys * dim) });
+    return async () => ({ dim, v: await block(`${this.mark}v-${layer}-${kvHead}`, "f4", this.meta.keys * dim) });
   }
 
   listen() {} // everything is there from the beginning

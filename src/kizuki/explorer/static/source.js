@@ -16,7 +16,7 @@
 //   top(layer, head)                    -> the largest weights of each row, for heads that do not open; or null
 //   head(layer, head)                   -> an open head, or null: its q and k are not there
 //   engine(receive)                     -> { send(message) }, which makes pictures of open heads (pictures.js)
-//   other                               a source of another input to compare with, and its `units`; not in a file
+//   other                               a source of another input to compare with, and its `units`; or undefined
 //   listen(changed)                     changed() whenever meta.means or meta.read has grown
 // and an open head has `layer`, `head`, `queries`, `keys` and, each taking an AbortSignal last,
 //   row(i)            -> { check, weights, score(j) }; weights is null where check.ok is false
@@ -38,8 +38,9 @@ import { unitsOf, written } from "./units.js";
 export async function openSource() {
   const meta = byId("kz-meta");
   if (meta) {
-    const embedded = JSON.parse(meta.textContent);
-    return new Data({ ...embedded, tokens: written(embedded.tokens) }, byId("kz-page").textContent);
+    const embedded = JSON.parse(meta.textContent), worker = byId("kz-page").textContent;
+    const made = (part, mark) => new Data({ ...part, tokens: written(part.tokens) }, worker, mark);
+    return embedded.other ? besides(made(embedded, "kz-"), made(embedded.other, "kz-other-")) : made(embedded);
   }
   const transport = byId("kz-notebook") ? await messages() : http();
   const told = async (asker) => {
@@ -49,8 +50,14 @@ export async function openSource() {
   const source = new Remote(await told(transport), transport);
   if (parseHash(location.hash).unit === "word") source.meta.tokens.words = await source.words(); // it opens with them
   if (source.meta.other) {
-    const there = ofOther(transport), theirs = await told(there);
-    source.other = Object.assign(new Remote(theirs, there, false), { units: unitsOf(theirs.tokens).token });
+    const there = ofOther(transport);
+    besides(source, new Remote(await told(there), there, false));
   }
+  return source;
+}
+
+/** A source with another input beside it. */
+function besides(source, other) {
+  source.other = Object.assign(other, { units: unitsOf(other.meta.tokens).token });
   return source;
 }

@@ -107,7 +107,7 @@ def write(
     report = progress or (lambda stage, done, total: None)
     matrices, missing = page.matrices_of(run)
     sizes = page.sizes_of(run, matrices)
-    meta = page.meta_of(run, matrices, missing, sizes) | {"limit_mb": limit_mb}
+    meta = page.meta_of(run, list(matrices), matrices, missing, sizes) | {"limit_mb": limit_mb}
     meta["tokens"] |= {"ids": list(run.tokens.ids), "words": page.words_of(run)}
     meta["predictions"] = page.predictions_of(run)
     head_text = _head()

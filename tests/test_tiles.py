@@ -204,7 +204,7 @@ def test_row_statistics_are_the_definitions() -> None:
 def test_a_long_head_is_read_in_parts_and_goes_on_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
     made = matrix(2500, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]), softcap=3.0)
     whole = atlas.HeadRows(Head(made, 3)).read(lambda: None)
-    monkeypatch.setattr(atlas, "PART_PAIRS", 1)  # so a part is the least there is, 1,024 rows
+    monkeypatch.setattr(atlas, "PART_PAIRS", 2500 * 1024)  # a part is 1,024 rows
     head = Head(made, 3)
     monkeypatch.setattr(head, "sliceable", head._sliceable())
     rows, looks = atlas.HeadRows(head), []

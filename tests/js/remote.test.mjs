@@ -50,7 +50,7 @@ test("over a port two questions are under way, and one taken back before it was 
 });
 
 function source(answer) {
-  const meta = { queries: 2048, keys: 2048, heads: [0], layers: [{ layer: 0, ranges: 0 }], read: 1 };
+  const meta = { queries: 2048, keys: 2048, heads: [0], layers: [{ layer: 0, ranges: 0, dim: 4 }], read: 1 };
   const asked = [];
   const transport = {
     ask: (what, parameters, signal) => {

@@ -5,6 +5,7 @@ The server and the notebook's widget ask here; what they differ in is only how q
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from .atlas import Between, HeadRows, Reader
 from .budget import ROWS
 from .heads import Gone, Head, nobody_left
 from .kept import Kept
+from .layers import Layers
 from .tiles import TILE, Far, alone
 
 if TYPE_CHECKING:
@@ -54,48 +56,39 @@ class Answers:
     Raises:
         PageError: the run is not one text, or holds no layer; it has no layer or no head in common with `other`.
 
-    Time and memory: opens every layer once (which checks it against its own output), reads a few rows to choose where
-    the page opens, and keeps O(queries + keys) numbers a layer; the rest is computed when asked for.
+    Time and memory: opens every layer of a short text (which checks it against its own output), and of a long one a
+    single layer, the others when they are asked for; reads a few rows to choose where the page opens, and keeps
+    O(queries + keys) numbers a layer. The rest is computed when asked for.
     """
 
     def __init__(self, run: Run, *, limit: int = LIMIT, other: Answers | None = None) -> None:
         self.run, self.other = run, other
-        self.matrices, missing = page.matrices_of(run)
-        sizes = page.sizes_of(run, self.matrices)
+        self.matrices = Layers(run)
+        sizes = self.matrices.sizes
         self.queries, self.keys = sizes[0].queries, sizes[0].keys
         self.kept = Kept(limit)
-        self.meta = page.meta_of(run, self.matrices, missing, sizes)
+        self.meta = page.meta_of(run, list(self.matrices), self.matrices, self.matrices.missing, sizes)
         self.heads: list[int] = self.meta["heads"]
         self.meta["other"] = other is not None
         if other is not None:
             page.check_shared(self.heads, self.matrices, other.heads, other.matrices)
-        ranges: dict[int, bytes | None] = {}
-        for layer, matrix in self.matrices.items():
-            rule = matrix.visible_range()
-            ranges[layer] = None if rule is None else page.ranges_of(rule, sizes[0].heads, self.queries)
-        self.ranges = list(dict.fromkeys(part for part in ranges.values() if part is not None))
+        self.ranges: list[bytes] = []
+        self.meta["bound"] = 0.0
+        self.meta["controls"] = []
+        self._infos: dict[int, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        opened = self.matrices.opened
         self.meta["layers"] = [
-            {
-                "layer": layer,
-                "full": True,
-                "reason": None,
-                "ranges": None if (own := ranges[layer]) is None else self.ranges.index(own),
-                "dim": matrix.problem.head_dim,
-                "scale": matrix.scale,
-                "softcap": matrix.problem.softcap,
-                "sinks": None if matrix.problem.sinks is None else [float(s) for s in matrix.problem.sinks],
-                "bent": matrix.problem.bias is not None or matrix.problem.score is not None,
-            }
-            for layer, matrix in self.matrices.items()
+            self._info(layer) if layer in opened else {"layer": layer, "full": True, "reason": None}
+            for layer in self.matrices
         ]
-        self.meta["controls"] = [page.controls_of(part, self.queries) for part in self.ranges]
-        self.meta["bound"] = max(page.bound_of(own, self.queries, self.keys) for own in ranges.values())
         self.meta["rows"], self.meta["top"] = list(ROWS), 0
-        self.meta["start"] = start.choose(run.tokens, list(self.matrices), self.matrices, self.heads)
+        self.meta["start"] = start.choose(run.tokens, opened, self.matrices, self.heads)
         self.reader = Reader(self.matrices, len(self.heads), self._rows, first=self.meta["start"]["layer"])
         self._asked: dict[str, Callable[[Mapping[str, str], Gone], dict[str, Any]]] = {
             "meta": self._meta,
             "atlas": self._atlas,
+            "layer": self._layer,
             "words": self._words,
             "next": self._next,
             "ranges": self._ranges,
@@ -156,6 +149,7 @@ class Answers:
             raise QuestionError(f"layer: {layer} is not here; there are {page.spans(list(self.matrices))}")
         if head not in self.heads:
             raise QuestionError(f"head: {head} is not here; there are {page.spans(self.heads)}")
+        self._info(layer)
         return At(layer, self.heads.index(head))
 
     def _head(self, parameters: Mapping[str, str], **limits: int) -> tuple[At, Head, list[int]]:
@@ -165,6 +159,36 @@ class Answers:
         )
         at = self._at(layer, head)
         return at, self._opened(at), rest
+
+    def _info(self, layer: int) -> dict[str, Any]:
+        """What the page is told of a layer; opens it."""
+        try:
+            matrix = self.matrices[layer]
+        except page.PageError as error:
+            raise QuestionError(f"layer {layer} cannot be shown: {error}") from None
+        with self._lock:
+            if layer in self._infos:
+                return self._infos[layer]
+            problem, number, own = matrix.problem, None, None
+            if (rule := matrix.visible_range()) is not None:
+                own = page.ranges_of(rule, problem.heads, self.queries)
+                if own not in self.ranges:
+                    self.ranges.append(own)
+                    self.meta["controls"].append(page.controls_of(own, self.queries))
+                number = self.ranges.index(own)
+            self.meta["bound"] = max(self.meta["bound"], page.bound_of(own, self.queries, self.keys))
+            self._infos[layer] = {
+                "layer": layer,
+                "full": True,
+                "reason": None,
+                "ranges": number,
+                "dim": problem.head_dim,
+                "scale": matrix.scale,
+                "softcap": problem.softcap,
+                "sinks": None if problem.sinks is None else [float(s) for s in problem.sinks],
+                "bent": problem.bias is not None or problem.score is not None,
+            }
+            return self._infos[layer]
 
     # -- what is kept ----------------------------------------------------------------------------
 
@@ -193,7 +217,17 @@ class Answers:
 
     def _atlas(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         self._take(parameters)
-        return {"atlas": self.reader.state()}
+        return {"atlas": self.reader.state() | {"missing": list(self.matrices.missing)}}
+
+    def _layer(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        """What was left out of `meta` because the layer was not open then."""
+        (layer,) = self._take(parameters, layer=max(self.matrices) + 1)
+        self._at(layer, self.heads[0])
+        return {
+            "info": self._info(layer),
+            "controls": list(self.meta["controls"]),
+            "bound": float(self.meta["bound"]),
+        }
 
     def _words(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         """The words of the text, joined when they are first asked for."""

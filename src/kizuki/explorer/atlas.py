@@ -17,6 +17,7 @@ import torch
 from . import page
 from .budget import ROWS
 from .heads import LSE_ROWS, Gone, Head, Stale, nobody_left
+from .layers import MissingError
 
 if TYPE_CHECKING:
     from kizuki import AttentionMatrix
@@ -207,7 +208,13 @@ class Reader:
                 made: dict[str, list[float | None]] = {name: [] for name in page.MEANS}
                 for slot in range(self.heads):
                     between()
-                    rows = self.rows(layer, slot, between)
+                    try:
+                        rows = self.rows(layer, slot, between)
+                    except (
+                        MissingError
+                    ):  # its means stay undefined, and the page names it among what is missing
+                        made = {name: [None] * self.heads for name in page.MEANS}
+                        break
                     kept = {name: torch.from_numpy(rows[name])[None] for name in ROWS}
                     for name, (mean,) in page.means_of(kept).items():
                         made[name].append(None if mean is None else float(f"{mean:.9g}"))

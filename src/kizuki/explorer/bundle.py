@@ -29,7 +29,7 @@ JSON_PARTS = re.compile(  # strings; keys; what JSON has not
 LEFT_OUT = {
     "": (),
     "file": ("remote.js", "transport.js", "cause.js"),
-    "live": ("data.js", "head.js", "axes.js", "runner.js", "worker.js"),
+    "live": ("data.js", "head.js", "axes.js", "engine.js", "runner.js", "worker.js"),
 }
 PACKED = ("words.js",)  # modules whose one table is text for people
 

@@ -168,7 +168,7 @@ def _part(
     """Read what `own_mb` can hold of a run, `fixed` bytes of it taken by something else."""
     matrices, missing = page.matrices_of(run)
     sizes = page.sizes_of(run, matrices)
-    meta = page.meta_of(run, matrices, missing, sizes) | {"limit_mb": limit_mb}
+    meta = page.meta_of(run, list(matrices), matrices, missing, sizes) | {"limit_mb": limit_mb}
     meta["tokens"] |= {"ids": list(run.tokens.ids), "words": page.words_of(run)}
     meta["predictions"] = page.predictions_of(run)
     fixed += len(_json(meta)) + 250 * len(sizes) + BLOCK * sum(size.heads for size in sizes)

@@ -21,7 +21,7 @@ from kizuki import AttentionMatrix, attend, masks
 from .page import near
 
 CELLS = 2**22  # weights held at once: 16 MB
-LSE_ROWS = 1024  # rows whose L is computed together
+LSE_ROWS = 256  # rows whose L is computed together: those of a tile at full zoom
 AT_ONCE = 2**27  # pairs below which L of all rows is computed together
 
 Gone = Callable[[], bool]

@@ -321,13 +321,15 @@ def tokens_of(run: Run) -> dict[str, Any]:
 
 def meta_of(
     run: Run,
+    layers: Sequence[int],
     matrices: Mapping[int, AttentionMatrix],
     missing: list[dict[str, Any]],
     sizes: Sequence[LayerSize],
 ) -> dict[str, Any]:
     """What every carrier's page is told first: the model, the tokens, the heads, and how they were recorded.
 
-    Words and predictions, which the first picture does without, are told by `words_of` and `predictions_of`.
+    Of `layers` only those in `sizes` need to be open. Words and predictions, which the first picture does without, are
+    told by `words_of` and `predictions_of`.
     """
     count = len(run.tokens.ids)
     return {
@@ -347,8 +349,20 @@ def meta_of(
         "predictions": run.predictions is not None,
         "heads": list(run.recording.heads or range(sizes[0].heads)),
         "kv_of": [slot * sizes[0].kv_heads // sizes[0].heads for slot in range(sizes[0].heads)],
-        "provenance": list(provenance(run, list(matrices), next(iter(matrices.values())))),
+        "provenance": list(provenance(run, layers, [size.layer for size in sizes], matrices[sizes[0].layer])),
     }
+
+
+def numbers_of(run: Run) -> list[int]:
+    """The layers of a run; raises unless they have numbers."""
+    numbers = []
+    for layer in run.recording.layers:
+        if not isinstance(layer, int):
+            raise PageError(
+                f"run: its layers have names ({layer}) but a page shows one stack, by number; record a part of it"
+            )
+        numbers.append(layer)
+    return numbers
 
 
 def matrices_of(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, Any]]]:
@@ -357,11 +371,7 @@ def matrices_of(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, An
 
     matrices: dict[int, AttentionMatrix] = {}
     missing: list[dict[str, Any]] = []
-    for layer in run.recording.layers:
-        if not isinstance(layer, int):
-            raise PageError(
-                f"run: its layers have names ({layer}) but a page shows one stack, by number; record a part of it"
-            )
+    for layer in numbers_of(run):
         try:
             matrices[layer] = run.recording[layer]
         except RecordError as error:
@@ -391,12 +401,19 @@ def sizes_of(run: Run, matrices: Mapping[int, AttentionMatrix]) -> list[LayerSiz
     count = len(run.tokens.ids)
     sizes = [size_of(layer, matrix, count) for layer, matrix in matrices.items()]
     for size in sizes[1:]:
-        if (size.heads, size.kv_heads) != (sizes[0].heads, sizes[0].kv_heads):
-            raise PageError(
-                f"run: layer {size.layer} has {size.heads} heads on {size.kv_heads} but layer {sizes[0].layer} has "
-                f"{sizes[0].heads} on {sizes[0].kv_heads}; look at layers that are alike (--layers)"
-            )
+        if (why := unlike(size, sizes[0])) is not None:
+            raise PageError(why)
     return sizes
+
+
+def unlike(size: LayerSize, first: LayerSize) -> str | None:
+    """Why two layers cannot stand on one page; None where they can."""
+    if (size.heads, size.kv_heads) == (first.heads, first.kv_heads):
+        return None
+    return (
+        f"run: layer {size.layer} has {size.heads} heads on {size.kv_heads} but layer {first.layer} has "
+        f"{first.heads} on {first.kv_heads}; look at layers that are alike (--layers)"
+    )
 
 
 def words_of(run: Run) -> dict[str, Any] | None:
@@ -430,15 +447,17 @@ def predictions_of(run: Run) -> dict[str, Any] | None:
     return {"names": names, "ids": list(number), "choices": choices, "probabilities": probabilities}
 
 
-def provenance(run: Run, held: Sequence[int], matrix: AttentionMatrix) -> Iterator[dict[str, str]]:
-    """How the run was made, in both languages."""
+def provenance(
+    run: Run, held: Sequence[int], opened: Sequence[int], matrix: AttentionMatrix
+) -> Iterator[dict[str, str]]:
+    """How the run was made, in both languages; the mask's rule is that of the layers `opened` so far."""
 
     def fact(en: str, ja: str, value: object) -> dict[str, str]:
         return {"en": en, "ja": ja, "value": str(value)}
 
     recording = run.recording
     _, heads, queries, _ = matrix.shape
-    rules = list(dict.fromkeys(recording.rule(layer) for layer in recording.layers if layer in held))
+    rules = list(dict.fromkeys(recording.rule(layer) for layer in recording.layers if layer in opened))
     yield fact("Model", "モデル", recording.model_name)
     # of a local folder only its name: a page is made to be passed on
     origin = "" if run.source is None else run.source.origin
@@ -448,7 +467,8 @@ def provenance(run: Run, held: Sequence[int], matrix: AttentionMatrix) -> Iterat
     yield fact("Tokens", "トークン数", queries)
     yield fact("Layers recorded", "記録した層", spans(held))
     yield fact("Heads, key heads", "ヘッド数、キーのヘッド数", f"{heads}, {matrix.problem.kv_heads}")
-    yield fact("Mask rule", "マスクの規則", "; ".join(rules))
+    of = "" if len(opened) == len(held) else f" ({spans(opened)})"
+    yield fact("Mask rule", "マスクの規則", "; ".join(rules) + of)
     yield fact("Recorded as", "記録の型", f"{str(matrix.dtype).removeprefix('torch.')}, {matrix.device}")
     yield fact("Scale", "scale", f"{matrix.scale:.9g}")
     yield fact("Readings by", "読み取り", matrix.plan())

@@ -83,7 +83,10 @@ class Page {
     this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token), all: (tokens) => this.chooseAll(tokens) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
-    this.data.listen(() => this.refreshSoon());
+    this.data.listen(() => {
+      showProvenance(this.meta, this.language, this.t); // a layer may be missing
+      this.refreshSoon();
+    });
   }
 
   buildControls() {

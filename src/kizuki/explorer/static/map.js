@@ -1,7 +1,7 @@
 // The matrix of one head as a picture to pan and zoom: queries downwards, keys to the right, with the
 // weight each key received on top and a statistic of each row on the left.
 import { byId, cssVariable, perFrame, sizeCanvas, visibleLabel } from "./dom.js";
-import { TILE } from "./engine.js";
+import { TILE } from "./levels.js";
 import { attachGestures } from "./gestures.js";
 
 const SMALLEST_VIEW = 6; // cells across at the closest zoom

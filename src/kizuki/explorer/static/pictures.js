@@ -1,6 +1,6 @@
 // The pictures of one opened head: the pass's picture and coarser ones made from it, sharper tiles asked
 // for when looked at, and each of them as a coloured canvas.
-import { TILE, baseZoom, halve } from "./engine.js";
+import { TILE, baseZoom, halve } from "./levels.js";
 
 const KEPT_TILES = 120;
 

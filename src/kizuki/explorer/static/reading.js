@@ -115,7 +115,7 @@ export function percent(share) {
 /** What a measure is for equal weights on the keys that each query sees; null where that is not known. */
 export function controlOf(meta, layer, measure) {
   const { ranges } = meta.layers.find((info) => info.layer === layer);
-  return ranges === null ? null : meta.controls[ranges][measure];
+  return (ranges ?? null) === null ? null : meta.controls[ranges][measure];
 }
 
 /** A weight with four significant digits; small ones in powers of ten. */

@@ -1,5 +1,5 @@
 // A source whose numbers Python computes when they are asked for: the server's, and the notebook's.
-import { baseZoom } from "./engine.js";
+import { baseZoom } from "./levels.js";
 import { tileName } from "./pictures.js";
 
 const KEPT = 64; // answers about heads (margins, rows, columns) kept at hand; the oldest goes first
@@ -62,8 +62,19 @@ export class Remote {
     return this.meta.predictions ? this.kept("next", { query }) : null;
   }
 
+  /** What there is to know of a layer; of a long text Python opens one when it is first looked at. */
+  async opened(layer) {
+    const info = this.layer(layer);
+    if (info.dim === undefined) {
+      const { info: more, controls, bound } = await this.kept("layer", { layer });
+      Object.assign(info, more);
+      Object.assign(this.meta, { controls, bound });
+    }
+    return info;
+  }
+
   async ranges(layer) {
-    const { ranges } = this.layer(layer);
+    const { ranges } = await this.opened(layer);
     return ranges === null ? null : this.kept("ranges", { number: ranges });
   }
 
@@ -76,6 +87,7 @@ export class Remote {
   }
 
   async head(layer, head) {
+    await this.opened(layer);
     const name = `${layer} ${head}`; // one object a head: the panels tell by it whether a head is open already
     if (!this.heads.has(name)) this.heads.set(name, new RemoteHead(this, layer, head));
     return this.heads.get(name);

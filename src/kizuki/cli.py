@@ -101,8 +101,9 @@ def look(
     """Write one self-contained HTML page of what a model's heads read in a text, and open it.
 
     The page needs no network and no other file. Its path is printed on standard output, and below it that of the
-    recording, where one was saved. kizuki look FILE.safetensors makes the page of a saved one again. With --serve the
-    page comes from a server on this machine, for texts too long for a file; its address is printed instead.
+    recording, where one was saved. kizuki look FILE.safetensors makes the page of a saved one again, and a second one
+    behind it lets the page compare the same heads in both. With --serve the page comes from a server on this machine,
+    for texts too long for a file; its address is printed instead.
     """
     from . import look as job
     from .progress import Bars

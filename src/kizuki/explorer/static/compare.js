@@ -74,6 +74,7 @@ export class Compare {
   async show(opened, state, signal) {
     const { page } = this, { t, data } = page;
     byId("compare").hidden = state.against === "";
+    say(byId("compare-heading"), t(state.against === OTHER ? "compare_inputs" : "compare"));
     say(byId("compare-open"), t(state.against ? "compare_close" : "compare_start"));
     byId("compare-open").setAttribute("aria-expanded", String(state.against !== ""));
     this.now = null;

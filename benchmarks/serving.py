@@ -230,7 +230,8 @@ def look(address: str, steps: int, wait: float) -> Iterator[Row]:
         yield {"what": "first paint", "contentful_ms": round(paint), "reading_ms": round(reading)}
         yield {"what": "elements of the page", "count": page.evaluate(NODES)}
         begun = time.perf_counter()
-        wanted = min(4 * TILE, page.evaluate("() => kizukiPage.meta.queries"))
+        # tiles are drawn of rows that are checked: as far down as the drags will go
+        wanted = min(16 * TILE, page.evaluate("() => kizukiPage.meta.queries"))
         page.wait_for_function(f"() => ({READ})() >= {wanted}", timeout=1e3 * wait)
         collect = page.context.new_cdp_session(page)
 
@@ -258,7 +259,7 @@ def look(address: str, steps: int, wait: float) -> Iterator[Row]:
 
 
 def pan(page: Any, tile_requests: dict[str, int], steps: int) -> Iterator[Row]:
-    """Drags across the picture at one cell a pixel: there and back, a little further down each time."""
+    """Drags along the diagonal at one cell a pixel, each over most of the picture: new tiles come in all the time."""
     page.locator("#map").scroll_into_view_if_needed()
     page.evaluate("() => kizukiPage.map.setView(0, 0, kizukiPage.map.geometry().side)")
     box = page.locator("#map").bounding_box()
@@ -267,9 +268,7 @@ def pan(page: Any, tile_requests: dict[str, int], steps: int) -> Iterator[Row]:
     page.evaluate(RECORD)
     done = 0
     while done < steps:
-        # what lies right of and below the hand comes into view, then back again
-        ends = ((0.9, 0.9), (0.1, 0.2)) if done // 30 % 2 == 0 else ((0.1, 0.2), (0.9, 0.8))
-        (x0, y0), (x1, y1) = ends
+        (x0, y0), (x1, y1) = (0.9, 0.9), (0.1, 0.1)  # what lies right of and below the view comes in
         page.mouse.move(left + x0 * side, top + y0 * side)
         page.mouse.down()
         for step in range(1, 31):

@@ -22,7 +22,7 @@ from .page import near
 
 CELLS = 2**22  # weights held at once: 16 MB
 LSE_ROWS = 256  # rows whose L is computed together: those of a tile at full zoom
-AT_ONCE = 2**27  # pairs below which L of all rows is computed together
+AT_ONCE = 2**24  # pairs below which L of all rows is computed together
 
 Gone = Callable[[], bool]
 

@@ -38,4 +38,4 @@ def sample_text() -> str:
     return sample()
 
 
-from pages import browser, show  # noqa: E402, F401  fixtures; after the environment is set above
+from pages import browser, show, visit  # noqa: E402, F401  fixtures; after the environment is set above

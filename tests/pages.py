@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import kizuki
+from kizuki.explorer.answers import Answers
+from kizuki.explorer.server import Server
 from kizuki.models import RecordError
 
 PIECES = [
@@ -140,6 +142,46 @@ def show(browser: Any) -> Iterator[Any]:
     yield opened
     for context in contexts:
         context.close()
+    assert troubles == []
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Serves a run and opens its page; afterwards no error, and no request to anywhere else, may have happened."""
+    undo: list[Callable[[], Any]] = []
+    troubles: list[str] = []
+
+    def opened(
+        run: Any, at: str = "", read: bool = True, wait: Callable[[Any], None] | None = None, **options: Any
+    ) -> Any:
+        server = Server(Answers(run))
+        if not read:
+            server.answers.reader.begin = lambda: None  # type: ignore[method-assign]
+        running = server.running()
+        running.__enter__()
+        undo.append(lambda: running.__exit__(None, None, None))
+        context = browser.new_context(
+            viewport={"width": 1280, "height": 900},
+            **({"locale": "en-US", "color_scheme": "light"} | options),
+        )
+        undo.append(context.close)
+        page = context.new_page()
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda message: troubles.append(message.text))
+        page.on(
+            "request",
+            lambda request: (
+                request.url.startswith((server.address, "data:", "blob:")) or troubles.append(request.url)
+            ),
+        )
+        page.server, page.troubles = server, troubles
+        page.goto(server.address + at)
+        (wait or settle)(page)
+        return page
+
+    yield opened
+    for step in reversed(undo):
+        step()
     assert troubles == []
 
 

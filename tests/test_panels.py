@@ -48,6 +48,9 @@ def select(page: Any, **state: Any) -> None:
         ("const first = 8, second = 2;\nconst third = first / second / 2 // half\nconsole.log(third)", "2"),
         ("const text = 'a // b  \"c\"'; console.log(text.replace(/[/]+ */g, \"-\"));", 'a -b  "c"'),
         ("let count = 1;\nconst other = count\n++count\nconsole.log(other, count + +count - -1)", "1 5"),
+        (("let a = 1; const [b] = [a + 1]; let c = () => { let d = b; return d; };\nlet e\nc(); const f = e;"
+         " for (let i = 0; i < 1; i += 1) { const j = i; let k = j; console.log(a, b, c(), f, k); }"),
+         "1 2 2 undefined 0"),
         ("let at = 0; function go() { while (++at < 5); } go(); if (at) { console.log(at); }", "5"),
         (
             """class Box { show(value) { return { value, size: value.length }; } get size() { return 7; } }
@@ -262,6 +265,7 @@ def test_the_microscope_has_the_numbers_of_steps(tmp_path: Path, show: Any) -> N
         page, "#scope-cell"
     )
     page.locator("#scope-twin summary").click()
+    page.wait_for_selector("#scope-table tbody tr", state="attached")  # the toggle is told a moment later
     assert page.locator("#scope-table tbody tr").count() == 6
     select(page, key=31)
     assert "not visible" in text_of(page, "#chain")
@@ -473,7 +477,7 @@ def test_the_lesson_follows_the_selection_and_its_switches_are_the_formula(tmp_p
 
     def weights() -> dict[int, float]:
         rows = page.evaluate(
-            "() => [...document.querySelectorAll('#lesson-steps tbody tr')]"
+            "() => [...document.querySelectorAll('#lesson-steps [aria-label=Softmax] tbody tr')]"
             ".map(r => [...r.cells].map(c => c.textContent))"
         )
         return {int(row[1]): float(row[4]) for row in rows}

@@ -3,56 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from pages import make_run, matrix, settle, table, text_of
 
-from kizuki.explorer.answers import Answers
-from kizuki.explorer.server import Server
-
 MARKUP = ['</script><img src=x onerror="document.title=1">', "<b>", "\u2028", *[f"w{i} " for i in range(34)]]
 Open = Callable[..., Any]
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Open]:
-    """Serves a run and opens its page; afterwards no error, and no request to anywhere else, may have happened."""
-    undo: list[Callable[[], Any]] = []
-    troubles: list[str] = []
-
-    def opened(run: Any, at: str = "", read: bool = True, **options: Any) -> Any:
-        server = Server(Answers(run))
-        if not read:
-            server.answers.reader.begin = lambda: None  # type: ignore[method-assign]
-        running = server.running()
-        running.__enter__()
-        undo.append(lambda: running.__exit__(None, None, None))
-        context = browser.new_context(
-            viewport={"width": 1280, "height": 900},
-            **({"locale": "en-US", "color_scheme": "light"} | options),
-        )
-        undo.append(context.close)
-        page = context.new_page()
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda message: troubles.append(message.text))
-        page.on(
-            "request",
-            lambda request: (
-                request.url.startswith((server.address, "data:", "blob:")) or troubles.append(request.url)
-            ),
-        )
-        page.server, page.troubles = server, troubles
-        page.goto(server.address + at)
-        settle(page)
-        return page
-
-    yield opened
-    for step in reversed(undo):
-        step()
-    assert troubles == []
 
 
 @pytest.mark.browser

@@ -85,7 +85,7 @@ def test_the_page_its_data_and_its_headers(server: Server) -> None:
     row = server.answers.matrices[5][0, 3, 20]
     assert np.allclose(unpack(body)["weights"], row, rtol=2e-5, atol=1e-6)
     meta = unpack(get(server, base + "data/meta")[2])["meta"]
-    assert meta["tokens"]["labels"] == MARKUP  # as text in JSON; the page makes text nodes of it
+    assert meta["tokens"]["texts"] == MARKUP  # as text in JSON; the page makes text nodes of it
     assert get(server, base, method="HEAD")[2] == b""
 
 

@@ -12,8 +12,9 @@ from pages import make_run, matrix
 from served import asked
 
 import kizuki
-from kizuki.explorer import heads, tiles
+from kizuki.explorer import atlas, heads, tiles
 from kizuki.explorer.answers import Answers, QuestionError
+from kizuki.explorer.budget import ROWS
 from kizuki.explorer.heads import Head, Stale
 from kizuki.explorer.kept import Kept
 from kizuki.explorer.tiles import Far, base_zoom
@@ -198,6 +199,45 @@ def test_row_statistics_are_the_definitions() -> None:
     close(rows["first_key"], a[:, 0])
     close(rows["previous"][1:], a.diagonal(-1))
     assert math.isnan(rows["previous"][0])
+
+
+def test_a_long_head_is_read_in_parts_and_goes_on_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = matrix(2500, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]), softcap=3.0)
+    whole = atlas.HeadRows(Head(made, 3)).read(lambda: None)
+    monkeypatch.setattr(atlas, "PART_PAIRS", 2500 * 1024)  # a part is 1,024 rows
+    head = Head(made, 3)
+    monkeypatch.setattr(head, "sliceable", head._sliceable())
+    rows, looks = atlas.HeadRows(head), []
+
+    def between() -> None:
+        looks.append(rows.done)
+        if len(looks) == 2:
+            raise Stale
+
+    with pytest.raises(Stale):
+        rows.read(between)
+    parts = rows.read(between)
+    assert looks == [0, 1024, 1024, 2048]
+    assert rows.read(between) is parts
+    assert set(parts) == set(whole) == {*ROWS, "received"}
+    for name, values in whole.items():
+        torch.testing.assert_close(
+            torch.from_numpy(parts[name]), torch.from_numpy(values), equal_nan=True, **NEAR
+        )
+    close(parts["received"], made.received()[0, 3])
+    close(parts["entropy"], made.entropy()[0, 3])
+
+
+def test_a_long_reading_waits_for_questions_and_stops_when_nobody_wants_it() -> None:
+    reader = Answers(make_run({0: matrix(5)})).reader
+    asked_again = []
+    with reader.aside():
+        waits = reader.between(lambda: len(asked_again) > 2 or asked_again.append(0))  # type: ignore[func-returns-value]
+        with pytest.raises(Stale):
+            waits()
+    assert len(asked_again) == 3
+    reader._last = -math.inf
+    reader.between(lambda: False)()  # nobody asks for anything: at once
 
 
 def test_the_atlas_is_read_in_the_background_and_says_how_far_it_is() -> None:

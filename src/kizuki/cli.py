@@ -58,6 +58,10 @@ def look(
         str | None,
         typer.Argument(help="The text, or a saved recording; - or nothing reads standard input."),
     ] = None,
+    other: Annotated[
+        Path | None,
+        typer.Argument(help="A second saved recording, to compare the same heads in both."),
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the text from a file.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Use the text that comes with kizuki.")] = False,
     model: Annotated[
@@ -97,19 +101,22 @@ def look(
     """Write one self-contained HTML page of what a model's heads read in a text, and open it.
 
     The page needs no network and no other file. Its path is printed on standard output, and below it that of the
-    recording, where one was saved. kizuki look FILE.safetensors makes the page of a saved one again. With --serve the
-    page comes from a server on this machine, for texts too long for a file; its address is printed instead.
+    recording, where one was saved. kizuki look FILE.safetensors makes the page of a saved one again, and a second one
+    behind it lets the page compare the same heads in both. With --serve the page comes from a server on this machine,
+    for texts too long for a file; its address is printed instead.
     """
     from . import look as job
     from .progress import Bars
 
     console = Console(stderr=True, highlight=False, markup=False)  # names may hold [brackets]
     wanted = numbers(layers, "--layers"), numbers(heads, "--heads")
+    if other is not None and other.suffix != job.RECORDING:
+        raise job.InputError(f"{other}: no saved recording; put a text of several words between quotes")
     if serve:
         refuse_options(
             "is for a page that is written, and --serve writes none", {"--out": out, "--limit-mb": limit_mb}
         )
-        serve_look(text, file, sample, model, wanted, first, topk, save, port, show, console)
+        serve_look(text, other, file, sample, model, wanted, first, topk, save, port, show, console)
         return
     refuse_options("is for --serve", {"--port": port})
     out = job.check_out(Path("kizuki.html") if out is None else out)
@@ -119,8 +126,14 @@ def look(
         refuse_with_recording(recording, for_texts, text is not None and file is not None, sample)
         console.print(f"looking at {recording}, a saved recording")
         with Bars(console) as bars:
-            done = job.reopen(recording, layers=wanted[0], limit_mb=limit_mb, out=out, progress=bars)
+            done = job.reopen(
+                recording, other=other, layers=wanted[0], limit_mb=limit_mb, out=out, progress=bars
+            )
     else:
+        if other is not None:
+            raise job.InputError(
+                f"{other}: is compared with another recording, or with --serve; save this one first"
+            )
         words = given(text, file, sample)
         job.check_text(words)
         model = "smollm2" if model is None else model
@@ -156,6 +169,7 @@ def look(
 
 def serve_look(
     text: str | None,
+    other: Path | None,
     file: Path | None,
     sample: bool,
     model: str | None,
@@ -181,10 +195,11 @@ def serve_look(
                 "--save": save,
             }
             refuse_with_recording(recording, for_texts, text is not None and file is not None, sample)
-            server = job.serve(None, recording=recording, layers=wanted[0], port=port or 0)
+            server = job.serve(None, recording=recording, other=other, layers=wanted[0], port=port or 0)
         else:
             server = job.serve(
                 given(text, file, sample),
+                other=other,
                 model="smollm2" if model is None else model,
                 layers=wanted[0],
                 heads=wanted[1],

@@ -131,6 +131,7 @@ def _recorded(
 def reopen(
     path: str | Path,
     *,
+    other: str | Path | None = None,
     layers: Sequence[int] | None = None,
     limit_mb: float = 100.0,
     out: str | Path = "kizuki.html",
@@ -140,6 +141,7 @@ def reopen(
 
     Args:
         path: what `look(..., save=path)` or `recording.save(path)` wrote, of one text with its tokens.
+        other: another one, whose heads can be compared with the same heads of the first.
         layers: which of its layers; `None` = all.
         limit_mb, out, progress: as for `look`.
 
@@ -162,7 +164,8 @@ def reopen(
     out = check_out(out)
     _check_limit(limit_mb)
 
-    return _page(_opened(path, layers), out, limit_mb, progress, start)
+    beside = None if other is None else _opened(other, layers)
+    return _page(_opened(path, layers), out, limit_mb, progress, start, beside)
 
 
 def _opened(path: str | Path, layers: Sequence[int] | None) -> Run:
@@ -179,6 +182,7 @@ def serve(
     text: str | None,
     *,
     recording: str | Path | None = None,
+    other: str | Path | None = None,
     model: str = "smollm2",
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
@@ -193,6 +197,7 @@ def serve(
     Args:
         text: what to look at, as for `look`; or None, and a `recording`.
         recording: a saved recording, as for `reopen`; layers are read from it as they are looked at.
+        other: another saved recording, whose heads can be compared with the same heads of the first.
         model, layers, heads, first, topk, save, progress: as for `look`.
         port: where to listen on 127.0.0.1; 0 = a free one.
 
@@ -220,18 +225,26 @@ def serve(
 
     if (text is None) == (recording is None):
         raise InputError("text and recording each say what to look at; give one of them")
+    beside = None if other is None else Answers(_opened(other, layers))
     if recording is not None:
         done = _opened(recording, layers)
     elif text is not None:
         done, _ = _recorded(text, model, layers, heads, first, topk, save, None, progress)
-    return Server(Answers(done), port)
+    return Server(Answers(done, other=beside), port)
 
 
-def _page(done: Run, out: Path, limit_mb: float, progress: Progress | None, start: float) -> Look:
+def _page(
+    done: Run,
+    out: Path,
+    limit_mb: float,
+    progress: Progress | None,
+    start: float,
+    other: Run | None = None,
+) -> Look:
     """Write the page of a run; what is on it."""
     from .explorer.export import write_page
 
-    page = write_page(out, done, limit_mb=limit_mb, progress=progress)
+    page = write_page(out, done, limit_mb=limit_mb, other=other, progress=progress)
     return Look(
         page=page,
         model=done.recording.model_name,

@@ -2,7 +2,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { Head } from "../../src/kizuki/explorer/static/head.js";
-import { Engine, baseZoom, halve, poolBlocks } from "../../src/kizuki/explorer/static/engine.js";
+import { Engine, poolBlocks } from "../../src/kizuki/explorer/static/engine.js";
+import { baseZoom, halve } from "../../src/kizuki/explorer/static/levels.js";
 
 function random(seed) {
   let state = seed >>> 0;

@@ -22,11 +22,16 @@ test("lists of tokens survive the URL, out of order and beyond the end", () => {
 });
 
 test("all of the selection is in the URL, and a pin brings it back", () => {
-  const state = { ...start, several: "3-5.9", unit: "word", against: "0.1", pins: formatPin({ ...start, several: "2-3" }), view: "1.5_0_8", tour: "3", lesson: "1" };
+  const state = { ...start, several: "3-5.9", unit: "word", against: "0.1", pins: formatPin({ ...start, several: "2-3" }), view: "1.5_0_8", tour: "3", lesson: "1", there: "7" };
   assert.deepEqual(parseHash(formatHash(state)), state);
   assert.deepEqual(parsePin(formatPin(state)), { layer: 5, head: 1, query: 4, key: 1, direction: "reads", unit: "word", several: "3-5.9" });
   assert.equal(parsePin("5_1_x_1_reads_token"), null);
   assert.deepEqual(parseHash("#p=<b>&t=1-&c=5&z=1_2&o=999"), {});
+});
+
+test("the other input is compared with only where there is one", () => {
+  assert.equal(new Store({ ...start, against: "other" }, shape).state.against, "");
+  assert.equal(new Store({ ...start, against: "other" }, { ...shape, other: true }).state.against, "other");
 });
 
 test("another token alone ends a selection of several, the other end does not", () => {

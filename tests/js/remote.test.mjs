@@ -50,7 +50,7 @@ test("over a port two questions are under way, and one taken back before it was 
 });
 
 function source(answer) {
-  const meta = { queries: 2048, keys: 2048, heads: [0], layers: [{ layer: 0, ranges: 0 }], read: 1 };
+  const meta = { queries: 2048, keys: 2048, heads: [0], layers: [{ layer: 0, ranges: 0, dim: 64 }, { layer: 7 }], read: 2 };
   const asked = [];
   const transport = {
     ask: (what, parameters, signal) => {
@@ -110,4 +110,14 @@ test("what stays the same is asked for once, and a failure may be tried again", 
   assert.deepEqual([...(await remote.received(0, 0))], [2, 3]);
   assert.deepEqual([...(await remote.rowStatistic(0, 0, "effective"))], [1, Math.fround(Math.E)]);
   assert.equal(asked.length, 2);
+});
+
+test("what is to know of a layer that is not open yet is asked for once, when it is looked at", async () => {
+  const { remote, asked } = source(async (what) => (what === "layer" ? { info: { layer: 7, ranges: null, dim: 8 }, controls: [], bound: 2.5 } : {}));
+  assert.equal(remote.layer(7).dim, undefined);
+  const [head, ranges] = await Promise.all([remote.head(7, 0), remote.ranges(7)]);
+  assert.equal(await remote.head(7, 0), head);
+  assert.equal(ranges, null);
+  assert.deepEqual(asked.map(({ what, parameters }) => [what, parameters.layer]), [["layer", 7]]);
+  assert.deepEqual([remote.layer(7).dim, remote.meta.bound], [8, 2.5]);
 });

@@ -5,17 +5,21 @@ The server and the notebook's widget ask here; what they differ in is only how q
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from . import page, start, wire
-from .atlas import Reader, rows_of
+from . import causing, page, start, wire
+from .atlas import Between, HeadRows, Reader
 from .budget import ROWS
 from .heads import Gone, Head, nobody_left
 from .kept import Kept
+from .layers import Layers
 from .tiles import TILE, Far, alone
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 LIMIT = 512 * 2**20  # bytes of opened heads, far pictures and row statistics that are kept
 BLOCK_SIDE = 64  # cells a side of a block of single weights, at most
 SUSPECTS = 12  # rows of a column whose L is checked: as many as the page lists at first
+OTHER = "other."  # before the name of a question about the other input
 DIGITS = 9  # of a number in a question
 NAMES = 200  # characters of a question's own words that an error repeats
 
@@ -46,57 +51,60 @@ class Answers:
     Args:
         run: what `kizuki.models.run` returned, or a `Run` around an opened recording; one text, layers that are alike.
         limit: bytes of computed things that are kept; q and k of the recording itself are not counted.
+        other: those of another input, whose heads can be compared with the same heads here.
 
     Raises:
-        PageError: the run is not one text, or holds no layer.
+        PageError: the run is not one text, or holds no layer; it has no layer or no head in common with `other`.
 
-    Time and memory: opens every layer once (which checks it against its own output), reads a few rows to choose where
-    the page opens, and keeps O(queries + keys) numbers a layer; the rest is computed when asked for.
+    Time and memory: opens every layer of a short text (which checks it against its own output), and of a long one a
+    single layer, the others when they are asked for; reads a few rows to choose where the page opens, and keeps
+    O(queries + keys) numbers a layer. The rest is computed when asked for.
     """
 
-    def __init__(self, run: Run, *, limit: int = LIMIT) -> None:
-        self.run = run
-        self.matrices, missing = page.matrices_of(run)
-        sizes = page.sizes_of(run, self.matrices)
+    def __init__(self, run: Run, *, limit: int = LIMIT, other: Answers | None = None) -> None:
+        self.run, self.other = run, other
+        self.matrices = Layers(run)
+        sizes = self.matrices.sizes
         self.queries, self.keys = sizes[0].queries, sizes[0].keys
         self.kept = Kept(limit)
-        self.meta = page.meta_of(run, self.matrices, missing, sizes)
+        self.meta = page.meta_of(run, list(self.matrices), self.matrices, self.matrices.missing, sizes)
         self.heads: list[int] = self.meta["heads"]
-        ranges: dict[int, bytes | None] = {}
-        for layer, matrix in self.matrices.items():
-            rule = matrix.visible_range()
-            ranges[layer] = None if rule is None else page.ranges_of(rule, sizes[0].heads, self.queries)
-        self.ranges = list(dict.fromkeys(part for part in ranges.values() if part is not None))
+        self.meta["other"] = other is not None
+        if other is not None:
+            page.check_shared(self.heads, self.matrices, other.heads, other.matrices)
+        self.ranges: list[bytes] = []
+        self.meta["bound"] = 0.0
+        self.meta["controls"] = []
+        self._infos: dict[int, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        opened = self.matrices.opened
         self.meta["layers"] = [
-            {
-                "layer": layer,
-                "full": True,
-                "reason": None,
-                "ranges": None if (own := ranges[layer]) is None else self.ranges.index(own),
-                "dim": matrix.problem.head_dim,
-                "scale": matrix.scale,
-                "softcap": matrix.problem.softcap,
-                "sinks": None if matrix.problem.sinks is None else [float(s) for s in matrix.problem.sinks],
-            }
-            for layer, matrix in self.matrices.items()
+            self._info(layer) if layer in opened else {"layer": layer, "full": True, "reason": None}
+            for layer in self.matrices
         ]
-        self.meta["bound"] = max(page.bound_of(own, self.queries, self.keys) for own in ranges.values())
         self.meta["rows"], self.meta["top"] = list(ROWS), 0
-        self.meta["start"] = start.choose(run.tokens, list(self.matrices), self.matrices, self.heads)
+        self.meta["start"] = start.choose(run.tokens, opened, self.matrices, self.heads)
         self.reader = Reader(self.matrices, len(self.heads), self._rows, first=self.meta["start"]["layer"])
         self._asked: dict[str, Callable[[Mapping[str, str], Gone], dict[str, Any]]] = {
             "meta": self._meta,
             "atlas": self._atlas,
+            "layer": self._layer,
+            "words": self._words,
+            "next": self._next,
             "ranges": self._ranges,
             "rows": self._row_statistics,
             "row": self._row,
             "column": self._column,
             "cell": self._cell,
             "block": self._block,
+            "bare": self._bare,
             "values": self._values,
             "band": self._band,
             "tile": self._tile,
+            "cause": self._cause,
         }
+        self.causes = causing.causes_of(run)
+        self.meta["live"] = self.causes is not None
 
     def ask(self, what: str, parameters: Mapping[str, str], gone: Gone = nobody_left) -> bytes:
         """The answer to one question, as `wire.pack` makes it.
@@ -105,10 +113,14 @@ class Answers:
             QuestionError: there is no such question, or a parameter is missing, unknown or out of its range.
             Stale: `gone()` said, between two parts of the work, that nobody waits any more.
         """
+        if self.other is not None and what.startswith(OTHER):
+            with self.reader.aside():
+                return self.other.ask(what.removeprefix(OTHER), parameters, gone)
         answer = self._asked.get(what)
         if answer is None:
-            raise QuestionError(f"{_short(what)}: no such question; there are {', '.join(self._asked)}")
-        with self.reader.aside():
+            raise QuestionError(f"{short(what)}: no such question; there are {', '.join(self._asked)}")
+        # Row statistics are what the reader reads as well: they too wait for the other questions, not for each other.
+        with nullcontext() if what == "rows" else self.reader.aside():
             return wire.pack(answer(parameters, gone))
 
     # -- parameters ------------------------------------------------------------------------------
@@ -118,7 +130,7 @@ class Answers:
         for name in parameters:
             if name not in limits:
                 raise QuestionError(
-                    f"{_short(name)}: no such parameter; there are {', '.join(limits) or 'none'}"
+                    f"{short(name)}: no such parameter; there are {', '.join(limits) or 'none'}"
                 )
         found = []
         for name, limit in limits.items():
@@ -126,9 +138,7 @@ class Answers:
             if text is None:
                 raise QuestionError(f"{name}: is missing; give a whole number in 0 … {limit - 1}")
             if not (isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= DIGITS):
-                raise QuestionError(
-                    f"{name}: is {_short(text)} but must be a whole number in 0 … {limit - 1}"
-                )
+                raise QuestionError(f"{name}: is {short(text)} but must be a whole number in 0 … {limit - 1}")
             if int(text) >= limit:
                 raise QuestionError(f"{name}: is {text} but must be in 0 … {limit - 1}")
             found.append(int(text))
@@ -139,6 +149,7 @@ class Answers:
             raise QuestionError(f"layer: {layer} is not here; there are {page.spans(list(self.matrices))}")
         if head not in self.heads:
             raise QuestionError(f"head: {head} is not here; there are {page.spans(self.heads)}")
+        self._info(layer)
         return At(layer, self.heads.index(head))
 
     def _head(self, parameters: Mapping[str, str], **limits: int) -> tuple[At, Head, list[int]]:
@@ -148,6 +159,36 @@ class Answers:
         )
         at = self._at(layer, head)
         return at, self._opened(at), rest
+
+    def _info(self, layer: int) -> dict[str, Any]:
+        """What the page is told of a layer; opens it."""
+        try:
+            matrix = self.matrices[layer]
+        except page.PageError as error:
+            raise QuestionError(f"layer {layer} cannot be shown: {error}") from None
+        with self._lock:
+            if layer in self._infos:
+                return self._infos[layer]
+            problem, number, own = matrix.problem, None, None
+            if (rule := matrix.visible_range()) is not None:
+                own = page.ranges_of(rule, problem.heads, self.queries)
+                if own not in self.ranges:
+                    self.ranges.append(own)
+                    self.meta["controls"].append(page.controls_of(own, self.queries))
+                number = self.ranges.index(own)
+            self.meta["bound"] = max(self.meta["bound"], page.bound_of(own, self.queries, self.keys))
+            self._infos[layer] = {
+                "layer": layer,
+                "full": True,
+                "reason": None,
+                "ranges": number,
+                "dim": problem.head_dim,
+                "scale": matrix.scale,
+                "softcap": problem.softcap,
+                "sinks": None if problem.sinks is None else [float(s) for s in problem.sinks],
+                "bent": problem.bias is not None or problem.score is not None,
+            }
+            return self._infos[layer]
 
     # -- what is kept ----------------------------------------------------------------------------
 
@@ -161,14 +202,12 @@ class Answers:
         made: Far = self.kept.get(("far", at), lambda: Far(self._opened(at)), lambda far: far.size)
         return made
 
-    def _rows(self, layer: int, slot: int) -> dict[str, page.Floats]:
+    def _rows(self, layer: int, slot: int, between: Between) -> dict[str, page.Floats]:
         at = At(layer, slot)
-        made: dict[str, page.Floats] = self.kept.get(
-            ("rows", at),
-            lambda: rows_of(self._opened(at)),
-            lambda rows: sum(values.nbytes for values in rows.values()),
+        made: HeadRows = self.kept.get(
+            ("rows", at), lambda: HeadRows(self._opened(at)), lambda rows: rows.size
         )
-        return made
+        return made.read(between)
 
     # -- the answers -----------------------------------------------------------------------------
 
@@ -178,7 +217,42 @@ class Answers:
 
     def _atlas(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         self._take(parameters)
-        return {"atlas": self.reader.state()}
+        return {"atlas": self.reader.state() | {"missing": list(self.matrices.missing)}}
+
+    def _layer(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        """What was left out of `meta` because the layer was not open then."""
+        (layer,) = self._take(parameters, layer=max(self.matrices) + 1)
+        self._at(layer, self.heads[0])
+        return {
+            "info": self._info(layer),
+            "controls": list(self.meta["controls"]),
+            "bound": float(self.meta["bound"]),
+        }
+
+    def _words(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        """The words of the text, joined when they are first asked for."""
+        self._take(parameters)
+
+        def size(words: dict[str, Any] | None) -> int:
+            return 0 if words is None else 100 * len(words["starts"])  # about: a number and a short str
+
+        words = self.kept.get(("words",), lambda: page.words_of(self.run), size)
+        if words is None:
+            return {"labels": None}
+        return {"labels": words["labels"], "starts": np.array(words["starts"], np.int32)}
+
+    def _next(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        """What the model predicted to follow token `query`, and which of it the text has there."""
+        (query,) = self._take(parameters, query=self.queries)
+        if self.run.predictions is None:
+            raise QuestionError("next: this run has no predictions; record with a live model")
+        ids, predicted = self.run.tokens.ids, self.run.predictions[query]
+        actual = ids[query + 1] if query + 1 < len(ids) else None
+        return {
+            "names": [label for _, label, _ in predicted],
+            "here": [token == actual for token, _, _ in predicted],
+            "probabilities": np.array([p for _, _, p in predicted], np.float64),
+        }
 
     def _ranges(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         (number,) = self._take(parameters, number=len(self.ranges))
@@ -187,7 +261,7 @@ class Answers:
 
     def _row_statistics(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         at, _, _ = self._head(parameters)
-        return dict(self._rows(at.layer, at.slot))
+        return dict(self._rows(at.layer, at.slot, self.reader.between(gone)))
 
     def _row(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         _, head, (query,) = self._head(parameters, query=self.queries)
@@ -252,6 +326,35 @@ class Answers:
             weights[(key < first) | (key >= stop)] = np.nan
         return {"weights": weights, "bad": [i for i in range(i0, i1) if not head.check(i).ok]}
 
+    def _bare(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        """A row before its mask: q · k of all keys, its weights with no mask, and where q and the keys lie."""
+        from kizuki import attend
+        from kizuki.lesson.plane import plane
+
+        at, head, (query,) = self._head(parameters, query=self.queries)
+        own, key = head.q[query].to(torch.float64), head.k.to(torch.float64)
+        with alone():
+            lies = plane(own.numpy(), key.numpy())
+            made: dict[str, Any] = {
+                "products": page.floats(key @ own),
+                "query": lies.query,
+                "residual": lies.residual,
+                "along": lies.along.astype(np.float32),
+                "beside": lies.beside.astype(np.float32),
+            }
+            problem = self.matrices[at.layer].problem
+            if problem.bias is None and problem.score is None:
+                sinks = None if problem.sinks is None else problem.sinks[at.slot : at.slot + 1]
+                free = attend(
+                    head.q[None, None, query : query + 1],
+                    head.k[None, None],
+                    scale=head.scale,
+                    softcap=head.softcap,
+                    sinks=sinks,
+                )
+                made["weights"] = page.floats(free[0, 0, 0])
+        return made
+
     def _values(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         at, head, (query, key) = self._head(parameters, query=self.queries, key=self.keys)
         value = self.run.recording.value(at.layer)[0]
@@ -281,7 +384,7 @@ class Answers:
     def _tile(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         pool = parameters.get("pool", "both")
         if pool not in ("mass", "peak", "both"):
-            raise QuestionError(f"pool: is {_short(pool)} but must be mass, peak or both")
+            raise QuestionError(f"pool: is {short(pool)} but must be mass, peak or both")
         rest = {name: value for name, value in parameters.items() if name != "pool"}
         at, _, (zoom, row, col) = self._head(rest, zoom=64, row=self.queries, col=self.keys)
         side = TILE << zoom
@@ -298,8 +401,36 @@ class Answers:
             made["peak"] = peak
         return made
 
+    def _cause(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        from kizuki.models import RecordError
+        from kizuki.models.causes import CauseError
 
-def _short(text: object) -> str:
+        if self.causes is None:
+            raise QuestionError(
+                "cause: the model of this recording is not here; serve a text with its model, kizuki look TEXT --serve"
+            )
+        kind = parameters.get("kind", "")
+        if kind not in causing.KINDS:
+            raise QuestionError(f"kind: is {short(kind)} but must be one of {', '.join(causing.KINDS)}")
+        layer, head, query, key, position, weight, controls = self._take(
+            {name: value for name, value in parameters.items() if name != "kind"},
+            layer=max(self.matrices) + 1,
+            head=max(self.heads) + 1,
+            query=self.queries,
+            key=self.keys,
+            position=self.queries,
+            weight=causing.STEPS + 1,
+            controls=causing.CONTROLS + 1,
+        )
+        self._at(layer, head)
+        edit = causing.edit_of(kind, layer, head, query, key, weight)
+        try:
+            return causing.fields_of(self.causes.effect(edit, position, controls, gone))
+        except (causing.BusyError, CauseError, RecordError) as error:
+            raise QuestionError(str(error)) from None
+
+
+def short(text: object) -> str:
     """A question's own words, cut so that an answer stays short."""
     shown = repr(text)
     return shown if len(shown) <= NAMES else f"{shown[:NAMES]}…"

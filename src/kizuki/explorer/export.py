@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 
-BLOCK = 90  # bytes around one array in the file
+BLOCK = 96  # bytes around one array in the file
+OTHER = "other-"  # before the names of the other input's blocks
 
 __all__ = ["BudgetError", "PageError", "Written", "check_writable", "write", "write_page"]
 
@@ -49,6 +50,23 @@ class Written:
     path: Path
     full: tuple[int, ...]
     partial: tuple[int, ...]
+    partial_other: tuple[int, ...] = ()  # of the other input, where the page has one
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a page holds of one run; `mark` is before the names of its blocks."""
+
+    meta: dict[str, Any]
+    layers: list[Layer]
+    matrices: dict[int, AttentionMatrix]
+    values: dict[int, torch.Tensor]
+    chosen: Plan
+    mark: str = ""
+
+    @property
+    def partial(self) -> tuple[int, ...]:
+        return tuple(layer for layer in self.matrices if layer not in self.chosen.full)
 
 
 def write_page(
@@ -57,6 +75,7 @@ def write_page(
     *,
     limit_mb: float = 100.0,
     first: Sequence[int] = (),
+    other: Run | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Write everything a run's heads read as one HTML file that needs no network and no server.
@@ -71,13 +90,14 @@ def write_page(
         run: what `kizuki.models.run` returns, of one text.
         limit_mb: the file's size, in MB of 10⁶ bytes, that decides how many layers are there in full.
         first: layers to hold in full before others; the rest are evenly spaced, first and last among them.
+        other: another run, to compare its heads with the same heads here; each gets half of the limit then.
         progress: called as `progress(stage, done, total)`.
 
     Returns:
         The path.
 
     Raises:
-        PageError: the run is not one text, or the path cannot be written.
+        PageError: a run is not one text, the two have no layer or head in common, or the path cannot be written.
         BudgetError: not even the smallest page fits the limit. Both are ValueErrors of one line.
 
     Time: five passes over Q Kᵀ of every layer. Memory: the readings (at most the file's size) and one
@@ -89,7 +109,7 @@ def write_page(
         >>> write_page("page.html", run(load("minilm"), "They had seen it.", layers=[0])).name
         'page.html'
     """
-    return write(path, run, limit_mb=limit_mb, first=first, progress=progress).path
+    return write(path, run, limit_mb=limit_mb, first=first, other=other, progress=progress).path
 
 
 def write(
@@ -98,6 +118,7 @@ def write(
     *,
     limit_mb: float = 100.0,
     first: Sequence[int] = (),
+    other: Run | None = None,
     progress: Progress | None = None,
 ) -> Written:
     """`write_page`, where it is described; returns what the page holds."""
@@ -105,17 +126,53 @@ def write(
     if not limit_mb > 0:
         raise PageError(f"limit_mb is {limit_mb} but must be above 0, in MB of the file")
     report = progress or (lambda stage, done, total: None)
+    head_text = _head()
+    fixed = len(head_text.encode())
+    if other is None:
+        parts = [_part(run, limit_mb, limit_mb, fixed, first, report)]
+    else:
+        parts = [
+            _part(run, limit_mb, limit_mb / 2, fixed, first, report),
+            _part(other, limit_mb, limit_mb / 2, 0, first, report, OTHER),
+        ]
+        page.check_shared(
+            parts[0].meta["heads"], parts[0].matrices, parts[1].meta["heads"], parts[1].matrices
+        )
+        parts[0].meta["other"] = parts[1].meta
+    with (
+        files.replacing(target, PageError) as file_part,
+        file_part.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+        before, after = head_text.split("KIZUKI_META", 1)
+        file.write(before)
+        file.write(_json(parts[0].meta))
+        file.write(after)
+        # The page already runs from here on; what follows is read by the browser while people look at it.
+        for part in parts:
+            _write(file, part, report)
+        file.write('<script type="text/plain" id="kz-end"></script>\n</body>\n</html>\n')
+    return Written(
+        target, parts[0].chosen.full, parts[0].partial, parts[1].partial if other is not None else ()
+    )
+
+
+def _part(
+    run: Run,
+    limit_mb: float,
+    own_mb: float,
+    fixed: int,
+    first: Sequence[int],
+    report: Progress,
+    mark: str = "",
+) -> Part:
+    """Read what `own_mb` can hold of a run, `fixed` bytes of it taken by something else."""
     matrices, missing = page.matrices_of(run)
     sizes = page.sizes_of(run, matrices)
-    meta = page.meta_of(run, matrices, missing, sizes) | {"limit_mb": limit_mb}
-    head_text = _head()
-    fixed = (
-        len(head_text.encode())
-        + len(_json(meta))
-        + 250 * len(sizes)
-        + BLOCK * sum(size.heads for size in sizes)
-    )
-    chosen = plan(sizes, round(limit_mb * 1e6), fixed, first)
+    meta = page.meta_of(run, list(matrices), matrices, missing, sizes) | {"limit_mb": limit_mb}
+    meta["tokens"] |= {"ids": list(run.tokens.ids), "words": page.words_of(run)}
+    meta["predictions"] = page.predictions_of(run)
+    fixed += len(_json(meta)) + 250 * len(sizes) + BLOCK * sum(size.heads for size in sizes)
+    chosen = plan(sizes, round(own_mb * 1e6), fixed, first)
 
     layers = []
     for done, (layer, matrix) in enumerate(matrices.items()):
@@ -125,14 +182,8 @@ def write(
     _complete(meta, layers, chosen, sizes)
     meta["provenance"].append(page.checked(layers))
     meta["start"] = start.choose(run.tokens, chosen.full or [layers[0].layer], matrices, meta["heads"])
-    values = _values(run, meta, chosen, round(limit_mb * 1e6) - chosen.bytes)
-
-    with (
-        files.replacing(target, PageError) as part,
-        part.open("w", encoding="utf-8", newline="\n") as file,
-    ):
-        _write(file, head_text, meta, layers, matrices, values, chosen, report)
-    return Written(target, chosen.full, tuple(layer for layer in matrices if layer not in chosen.full))
+    values = _values(run, meta, chosen, round(own_mb * 1e6) - chosen.bytes)
+    return Part(meta, layers, matrices, values, chosen, mark)
 
 
 def _complete(
@@ -153,6 +204,7 @@ def _complete(
         }
         for layer in layers
     ]
+    meta["controls"] = [page.controls_of(part, sizes[0].queries) for part in ranges]
     meta["ranges"] = len(ranges)
     meta["rows"] = list(chosen.rows)
     meta["top"] = min(chosen.top, sizes[0].keys) if len(chosen.full) < len(layers) else 0
@@ -183,61 +235,48 @@ def _values(run: Run, meta: dict[str, Any], chosen: Plan, room: int) -> dict[int
     return held
 
 
-def _write(
-    file: TextIO,
-    head_text: str,
-    meta: dict[str, Any],
-    layers: Sequence[Layer],
-    matrices: dict[int, AttentionMatrix],
-    values: dict[int, torch.Tensor],
-    chosen: Plan,
-    report: Progress,
-) -> None:
-    before, after = head_text.split("KIZUKI_META", 1)
-    file.write(before)
-    file.write(_json(meta))
-    file.write(after)
-    # The page already runs from here on; what follows is read by the browser while people look at it.
+def _write(file: TextIO, part: Part, report: Progress) -> None:
+    """The blocks of one run."""
     for number, ranges in enumerate(
-        dict.fromkeys(layer.ranges for layer in layers if layer.ranges is not None)
+        dict.fromkeys(layer.ranges for layer in part.layers if layer.ranges is not None)
     ):
-        _block(file, f"ranges-{number}", np.frombuffer(ranges, "<i4"))
-    opened = meta["start"]["layer"]
-    order = sorted(layers, key=lambda layer: layer.layer != opened)  # what the page opens with is read first
+        _block(file, f"{part.mark}ranges-{number}", np.frombuffer(ranges, "<i4"))
+    opened = part.meta["start"]["layer"]
+    # What the page opens with is read first.
+    order = sorted(part.layers, key=lambda layer: layer.layer != opened)
     for layer in order[:1]:
-        _light_blocks(file, layer, meta)
+        _light_blocks(file, layer, part)
     for done, layer in enumerate(order):
-        report("writing the page", done, len(layers))
-        if layer.layer in chosen.full:
-            _full_blocks(file, layer, matrices[layer.layer], meta["heads"])
-        if layer.layer in values:
-            for slot, value in enumerate(values[layer.layer]):
-                _block(file, f"v-{layer.layer}-{slot}", page.exact(value))
+        report("writing the page", done, len(order))
+        if layer.layer in part.chosen.full:
+            _full_blocks(file, layer, part)
+        if layer.layer in part.values:
+            for slot, value in enumerate(part.values[layer.layer]):
+                _block(file, f"{part.mark}v-{layer.layer}-{slot}", page.exact(value))
         if done == 0:
-            for other in order[1:]:
-                _light_blocks(file, other, meta)
-    report("writing the page", len(layers), len(layers))
-    file.write('<script type="text/plain" id="kz-end"></script>\n</body>\n</html>\n')
+            for rest in order[1:]:
+                _light_blocks(file, rest, part)
+    report("writing the page", len(order), len(order))
 
 
-def _light_blocks(file: TextIO, layer: Layer, meta: dict[str, Any]) -> None:
+def _light_blocks(file: TextIO, layer: Layer, part: Part) -> None:
     for name, values in (*layer.rows.items(), ("received", layer.received), ("picture", layer.picture)):
-        _block(file, f"{name}-{layer.layer}", values.astype("<f4", copy=False))
+        _block(file, f"{part.mark}{name}-{layer.layer}", values.astype("<f4", copy=False))
     if layer.top is not None:
         weights, keys = layer.top
-        _block(file, f"topw-{layer.layer}", weights.astype("<f4", copy=False))
-        kind = {"u2": "<u2", "i4": "<i4"}[meta["top_kind"]]
-        _block(
-            file, f"topk-{layer.layer}", np.where(keys < 0, 65535 if kind == "<u2" else -1, keys).astype(kind)
-        )
+        _block(file, f"{part.mark}topw-{layer.layer}", weights.astype("<f4", copy=False))
+        kind = {"u2": "<u2", "i4": "<i4"}[part.meta["top_kind"]]
+        none = 65535 if kind == "<u2" else -1
+        _block(file, f"{part.mark}topk-{layer.layer}", np.where(keys < 0, none, keys).astype(kind))
 
 
-def _full_blocks(file: TextIO, layer: Layer, matrix: AttentionMatrix, heads: Sequence[int]) -> None:
-    _block(file, f"lse-{layer.layer}", layer.lse.astype("<f4", copy=False))
+def _full_blocks(file: TextIO, layer: Layer, part: Part) -> None:
+    matrix, heads = part.matrices[layer.layer], part.meta["heads"]
+    _block(file, f"{part.mark}lse-{layer.layer}", layer.lse.astype("<f4", copy=False))
     for slot in range(matrix.shape[1]):
-        _block(file, f"q-{layer.layer}-{heads[slot]}", page.exact(matrix.query[0, slot]))
+        _block(file, f"{part.mark}q-{layer.layer}-{heads[slot]}", page.exact(matrix.query[0, slot]))
     for slot in range(matrix.problem.kv_heads):
-        _block(file, f"k-{layer.layer}-{slot}", page.exact(matrix.key[0, slot]))
+        _block(file, f"{part.mark}k-{layer.layer}-{slot}", page.exact(matrix.key[0, slot]))
 
 
 def _block(file: TextIO, name: str, array: NDArray[Any]) -> None:
@@ -256,7 +295,7 @@ def _json(meta: dict[str, Any]) -> str:
 
 def _head() -> str:
     """The page up to its data, with KIZUKI_META where the JSON goes."""
-    script, style = bundle.script("main.js"), bundle.style("page.css")
+    script, style = bundle.script("main.js", "file"), bundle.style("page.css")
     policy = (
         f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(style)}' 'unsafe-hashes'; "
         "worker-src blob:; img-src data:; base-uri 'none'; form-action 'none'"

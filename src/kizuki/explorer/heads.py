@@ -18,9 +18,11 @@ from torch import Tensor
 
 from kizuki import AttentionMatrix, attend, masks
 
+from .page import near
+
 CELLS = 2**22  # weights held at once: 16 MB
-LSE_ROWS = 1024  # rows whose L is computed together
-AT_ONCE = 2**27  # pairs below which L of all rows is computed together
+LSE_ROWS = 256  # rows whose L is computed together: those of a tile at full zoom
+AT_ONCE = 2**24  # pairs below which L of all rows is computed together
 
 Gone = Callable[[], bool]
 
@@ -106,14 +108,14 @@ class Head:
                 self._known.fill_(True)
             return self._lse[i0:i1]
         if i1 - i0 == 1 and not bool(self._known[i0 // LSE_ROWS]):
-            return self._part(i0, i1).lse[0, 0].cpu()
+            return self.part(i0, i1).lse[0, 0].cpu()
         for block in range(i0 // LSE_ROWS, -(-i1 // LSE_ROWS)):
             if bool(self._known[block]):
                 continue
             if gone():
                 raise Stale
             low, high = block * LSE_ROWS, min(self.queries, (block + 1) * LSE_ROWS)
-            self._lse[low:high] = self._part(low, high).lse[0, 0].cpu()
+            self._lse[low:high] = self.part(low, high).lse[0, 0].cpu()
             self._known[block] = True
         return self._lse[i0:i1]
 
@@ -124,7 +126,7 @@ class Head:
         step = self.stop[1:] - self.stop[:-1]
         return bool((step == 0).all()) or bool((step == 1).all())
 
-    def _part(self, i0: int, i1: int) -> AttentionMatrix:
+    def part(self, i0: int, i1: int) -> AttentionMatrix:
         """A of rows i0 … i1 of a sliceable head, over the keys that the last of them sees."""
         if self.stop is None:
             raise ValueError("heads: a part of a head without ranges was asked for; ask for all rows")
@@ -140,6 +142,20 @@ class Head:
             sinks=problem.sinks,
             backend=self.alone.plan().backend,
         )
+
+    def learn(self, i0: int, part: AttentionMatrix) -> None:
+        """Keep L of the rows from i0 on, which `part(i0, …)` has read."""
+        lse = part.lse[0, 0].cpu()
+        self._lse[i0 : i0 + len(lse)] = lse
+        first, stop = -(-i0 // LSE_ROWS), (i0 + len(lse)) // LSE_ROWS
+        self._known[first : len(self._known) if i0 + len(lse) == self.queries else stop] = True
+
+    def near(self, step: int | None) -> Tensor:
+        """Weight of every query on key 0 (`step` None) or on its neighbour `step` away, `[queries]`: `page.near`."""
+        if self.first is None or self.stop is None:
+            raise ValueError("heads: a neighbour of a head without ranges was asked for; ask A")
+        lse, rule = self.lse(0, self.queries), (self.first, self.stop)
+        return near(self.q[None], self.k[None], lse[None], rule, self.scale, self.softcap, step)[0]
 
     # -- weights ---------------------------------------------------------------------------------
 

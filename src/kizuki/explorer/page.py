@@ -102,7 +102,7 @@ def read_layer(layer: int, matrix: AttentionMatrix, plan: Plan) -> Layer:
     k = 0 if full else min(plan.top, keys)
     side = min(plan.side, queries), min(plan.side, keys)
     seen = matrix.observe(Observe(topk=max(1, k), entropy=True, received=True, distance=True, pool=side))
-    weights, places = _asked(seen.topk)
+    weights, places = asked(seen.topk)
     statistics = statistics_of(matrix, rule, seen)
     means = means_of(statistics)
     return Layer(
@@ -114,8 +114,8 @@ def read_layer(layer: int, matrix: AttentionMatrix, plan: Plan) -> Layer:
         softcap=problem.softcap,
         sinks=None if problem.sinks is None else [float(s) for s in problem.sinks],
         rows={name: floats(values) for name, values in statistics.items() if full or name in plan.rows},
-        received=floats(_asked(seen.received)[0]),
-        picture=floats(_asked(seen.pool)[0]),
+        received=floats(asked(seen.received)[0]),
+        picture=floats(asked(seen.pool)[0]),
         top=(floats(weights[0]), places[0].cpu().numpy()) if k > 0 else None,
         lse=floats(matrix.lse[0]),
         means=means,
@@ -128,10 +128,10 @@ def statistics_of(
 ) -> dict[str, torch.Tensor]:
     """What every row measures (ROWS of budget.py), `[heads, queries]`; `seen` holds top-k, entropy and distance."""
     return {
-        "entropy": _asked(seen.entropy)[0],
-        "max": _asked(seen.topk)[0][0, :, :, 0],
-        "distance": _asked(seen.distance)[0],
-        "other_distance": _distance_without_first(matrix),
+        "entropy": asked(seen.entropy)[0],
+        "max": asked(seen.topk)[0][0, :, :, 0],
+        "distance": asked(seen.distance)[0],
+        "other_distance": distance_without_first(matrix),
         "first_key": matrix[0, :, :, 0] if rule is None else _near(matrix, rule, None),
         "previous": _previous(matrix) if rule is None else _near(matrix, rule, -1),
     }
@@ -147,14 +147,14 @@ def means_of(statistics: dict[str, torch.Tensor]) -> dict[str, list[float | None
 T = TypeVar("T")
 
 
-def _asked(reading: T | None) -> T:
+def asked(reading: T | None) -> T:
     """A reading that was asked for, and is therefore there."""
     if reading is None:
         raise PageError("run: a reading that was asked for is missing; report this as a fault of kizuki")
     return reading
 
 
-def _distance_without_first(matrix: AttentionMatrix) -> torch.Tensor:
+def distance_without_first(matrix: AttentionMatrix) -> torch.Tensor:
     """Distance of the same attention with key 0 hidden, so that the other weights sum to 1; NaN where none is left."""
     from kizuki import attend, masks
 
@@ -200,22 +200,37 @@ def ranges_of(rule: tuple[torch.Tensor, torch.Tensor], heads: int, queries: int)
 
 
 def _near(matrix: AttentionMatrix, rule: tuple[torch.Tensor, torch.Tensor], step: int | None) -> torch.Tensor:
-    """Weight of every query on the first key (`step` None) or on its neighbour, [heads, queries], from q, k and L.
-
-    One product a query. Not defined (NaN) where there is no such key, 0 where it is not visible.
-    """
+    """Weight of every query on the first key (`step` None) or on its neighbour, [heads, queries], from q, k and L."""
     problem = matrix.problem
     query = matrix.query[0].to(torch.float32)  # [heads, queries, head_dim]
     key = matrix.key[0].to(torch.float32).repeat_interleave(problem.heads // problem.kv_heads, 0)
-    own = torch.arange(problem.queries, device=matrix.device)  # as many keys as queries: size_of saw to it
+    return near(query, key, matrix.lse[0], (rule[0][0], rule[1][0]), matrix.scale, problem.softcap, step)
+
+
+def near(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    lse: torch.Tensor,
+    rule: tuple[torch.Tensor, torch.Tensor],
+    scale: float,
+    softcap: float | None,
+    step: int | None,
+) -> torch.Tensor:
+    """Weight of every query on the first key (`step` None) or on its neighbour `step` away, `[heads, queries]`.
+
+    `query` and `key` are `[heads, tokens, head_dim]`, `lse` L, `rule` first and stop of the visible keys. One product a
+    query. Not defined (NaN) where there is no such key, 0 where it is not visible.
+    """
+    tokens = query.shape[-2]  # as many keys as queries: size_of saw to it
+    own = torch.arange(tokens, device=query.device)
     place = torch.zeros_like(own) if step is None else own + step
-    there = (place >= 0) & (place < problem.keys)
-    place = place.clamp(0, problem.keys - 1)
-    score = matrix.scale * (query * key[:, place]).sum(-1)
-    if problem.softcap is not None:
-        score = problem.softcap * torch.tanh(score / problem.softcap)
-    seen = (place >= rule[0][0]) & (place < rule[1][0])
-    weight = torch.where(seen, torch.exp(score - matrix.lse[0]), 0.0)
+    there = (place >= 0) & (place < tokens)
+    place = place.clamp(0, tokens - 1)
+    score = scale * (query * key[:, place]).sum(-1)
+    if softcap is not None:
+        score = softcap * torch.tanh(score / softcap)
+    seen = (place >= rule[0]) & (place < rule[1])
+    weight = torch.where(seen, torch.exp(score - lse), 0.0)
     return torch.where(there, weight, math.nan)
 
 
@@ -235,38 +250,87 @@ def bound_of(ranges: bytes | None, queries: int, keys: int) -> float:
     return float(np.log(np.maximum(stop - first, 1)).mean())
 
 
-def tokens_of(run: Run) -> dict[str, Any]:
-    """Tokens as the page shows them: each character of the text once, whatever pieces it was cut into."""
-    tokens = run.tokens
-    texts, gaps, chips = [], [], []
-    covered = 0
-    for i, (start, stop) in enumerate(tokens.offsets):
-        shared = not tokens.special[i] and (
-            start < covered
-            or (i + 1 < len(tokens.offsets) and not tokens.special[i + 1] and tokens.offsets[i + 1][0] < stop)
-        )
-        gaps.append(tokens.text[covered:start] if start > covered else "")
-        texts.append(tokens.text[max(start, covered) : stop])
-        chips.append("special" if tokens.special[i] else "piece" if shared else "")
-        covered = max(covered, stop)
+def controls_of(ranges: bytes, queries: int) -> dict[str, float | None]:
+    """What each of MEANS is for equal weights on the keys that each query sees: the number to compare a head's with.
+
+    The shape of a mask alone gives high ones: under a causal mask equal weights put ln(n)/n on the first key.
+    """
+    first, stop = np.frombuffer(ranges, "<i4").reshape(2, queries).astype(np.int64)
+    own = np.arange(queries)
+    count = np.maximum(stop - first, 0)
+    share = np.where(count > 0, 1 / np.maximum(count, 1), 0.0)
+
+    def apart(low: NDArray[np.int64]) -> float | None:
+        """The mean distance to the keys of low … stop, over the rows that see one."""
+        some = stop > low
+        before = _steps(own - low) - _steps(own - stop)  # of the keys up to the own one
+        behind = _steps(stop - 1 - own) - _steps(low - 1 - own)
+        return _mean((before + behind)[some] / (stop - low)[some])
+
+    def seen(place: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.where((place >= first) & (place < stop), share, 0.0)
+
     return {
-        "ids": list(tokens.ids),
-        "labels": list(tokens.labels),
-        "texts": texts,
-        "gaps": gaps,
-        "chips": chips,
-        "tail": tokens.text[covered:],
-        "words": words_of(run),
+        "entropy": _mean(np.log(np.maximum(count, 1))),
+        "effective": _mean(np.maximum(count, 1.0)),
+        "max": _mean(share),
+        "distance": apart(first),
+        "other_distance": apart(np.maximum(first, 1)),
+        "first_key": _mean(seen(np.zeros_like(own))),
+        "previous": _mean(seen(own - 1)[1:]),
     }
+
+
+def _steps(most: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0 + 1 + … + most; 0 where that is below 0."""
+    most = np.maximum(most, 0)
+    total: NDArray[np.int64] = most * (most + 1) // 2
+    return total
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    return float(f"{values.mean():.9g}") if len(values) else None
+
+
+def tokens_of(run: Run) -> dict[str, Any]:
+    """Tokens as the page shows them: each character of the text once, whatever pieces it was cut into.
+
+    Labels, the text before a token and its chip are named, by number, where they are not the usual: the token's own
+    text, nothing, and none.
+    """
+    tokens = run.tokens
+    text, special, offsets = tokens.text, tokens.special, tokens.offsets
+    texts: list[str] = []
+    labels, gaps, chips = {}, {}, {}
+    covered = 0
+    last = len(offsets) - 1
+    for i, ((start, stop), label) in enumerate(zip(offsets, tokens.labels, strict=True)):
+        if special[i]:
+            chips[i] = "special"
+        elif start < covered or (i < last and not special[i + 1] and offsets[i + 1][0] < stop):
+            chips[i] = "piece"
+        if start > covered:
+            gaps[i] = text[covered:start]
+        own = text[max(start, covered) : stop]
+        texts.append(own)
+        if label != own:
+            labels[i] = label
+        covered = max(covered, stop)
+    return {"texts": texts, "labels": labels, "gaps": gaps, "chips": chips, "tail": text[covered:]}
 
 
 def meta_of(
     run: Run,
+    layers: Sequence[int],
     matrices: Mapping[int, AttentionMatrix],
     missing: list[dict[str, Any]],
     sizes: Sequence[LayerSize],
 ) -> dict[str, Any]:
-    """What every carrier's page is told first: the model, the tokens, the heads, and how they were recorded."""
+    """What every carrier's page is told first: the model, the tokens, the heads, and how they were recorded.
+
+    Of `layers` only those in `sizes` need to be open. Words and predictions, which the first picture does without, are
+    told by `words_of` and `predictions_of`.
+    """
     count = len(run.tokens.ids)
     return {
         "version": 1,
@@ -282,11 +346,23 @@ def meta_of(
         "queries": count,
         "keys": count,
         "tokens": tokens_of(run),
-        "predictions": predictions_of(run),
+        "predictions": run.predictions is not None,
         "heads": list(run.recording.heads or range(sizes[0].heads)),
         "kv_of": [slot * sizes[0].kv_heads // sizes[0].heads for slot in range(sizes[0].heads)],
-        "provenance": list(provenance(run, list(matrices), next(iter(matrices.values())))),
+        "provenance": list(provenance(run, layers, [size.layer for size in sizes], matrices[sizes[0].layer])),
     }
+
+
+def numbers_of(run: Run) -> list[int]:
+    """The layers of a run; raises unless they have numbers."""
+    numbers = []
+    for layer in run.recording.layers:
+        if not isinstance(layer, int):
+            raise PageError(
+                f"run: its layers have names ({layer}) but a page shows one stack, by number; record a part of it"
+            )
+        numbers.append(layer)
+    return numbers
 
 
 def matrices_of(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, Any]]]:
@@ -295,11 +371,7 @@ def matrices_of(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, An
 
     matrices: dict[int, AttentionMatrix] = {}
     missing: list[dict[str, Any]] = []
-    for layer in run.recording.layers:
-        if not isinstance(layer, int):
-            raise PageError(
-                f"run: its layers have names ({layer}) but a page shows one stack, by number; record a part of it"
-            )
+    for layer in numbers_of(run):
         try:
             matrices[layer] = run.recording[layer]
         except RecordError as error:
@@ -310,17 +382,38 @@ def matrices_of(run: Run) -> tuple[dict[int, AttentionMatrix], list[dict[str, An
     return matrices, missing
 
 
+def check_shared(
+    heads: Sequence[int],
+    layers: Mapping[int, Any],
+    other_heads: Sequence[int],
+    other_layers: Mapping[int, Any],
+) -> None:
+    """Raise `PageError` where two inputs have no head in common that could be compared."""
+    if not (layers.keys() & other_layers.keys() and set(heads) & set(other_heads)):
+        raise PageError(
+            f"other: holds layers {spans(list(other_layers))} and heads {spans(other_heads)}, none of which are here "
+            f"({spans(list(layers))} and {spans(heads)}); record the same ones"
+        )
+
+
 def sizes_of(run: Run, matrices: Mapping[int, AttentionMatrix]) -> list[LayerSize]:
     """The lengths of every layer; raises `PageError` unless they are of one text and alike."""
     count = len(run.tokens.ids)
     sizes = [size_of(layer, matrix, count) for layer, matrix in matrices.items()]
     for size in sizes[1:]:
-        if (size.heads, size.kv_heads) != (sizes[0].heads, sizes[0].kv_heads):
-            raise PageError(
-                f"run: layer {size.layer} has {size.heads} heads on {size.kv_heads} but layer {sizes[0].layer} has "
-                f"{sizes[0].heads} on {sizes[0].kv_heads}; look at layers that are alike (--layers)"
-            )
+        if (why := unlike(size, sizes[0])) is not None:
+            raise PageError(why)
     return sizes
+
+
+def unlike(size: LayerSize, first: LayerSize) -> str | None:
+    """Why two layers cannot stand on one page; None where they can."""
+    if (size.heads, size.kv_heads) == (first.heads, first.kv_heads):
+        return None
+    return (
+        f"run: layer {size.layer} has {size.heads} heads on {size.kv_heads} but layer {first.layer} has "
+        f"{first.heads} on {first.kv_heads}; look at layers that are alike (--layers)"
+    )
 
 
 def words_of(run: Run) -> dict[str, Any] | None:
@@ -354,15 +447,17 @@ def predictions_of(run: Run) -> dict[str, Any] | None:
     return {"names": names, "ids": list(number), "choices": choices, "probabilities": probabilities}
 
 
-def provenance(run: Run, held: Sequence[int], matrix: AttentionMatrix) -> Iterator[dict[str, str]]:
-    """How the run was made, in both languages."""
+def provenance(
+    run: Run, held: Sequence[int], opened: Sequence[int], matrix: AttentionMatrix
+) -> Iterator[dict[str, str]]:
+    """How the run was made, in both languages; the mask's rule is that of the layers `opened` so far."""
 
     def fact(en: str, ja: str, value: object) -> dict[str, str]:
         return {"en": en, "ja": ja, "value": str(value)}
 
     recording = run.recording
     _, heads, queries, _ = matrix.shape
-    rules = list(dict.fromkeys(recording.rule(layer) for layer in recording.layers if layer in held))
+    rules = list(dict.fromkeys(recording.rule(layer) for layer in recording.layers if layer in opened))
     yield fact("Model", "モデル", recording.model_name)
     # of a local folder only its name: a page is made to be passed on
     origin = "" if run.source is None else run.source.origin
@@ -372,7 +467,8 @@ def provenance(run: Run, held: Sequence[int], matrix: AttentionMatrix) -> Iterat
     yield fact("Tokens", "トークン数", queries)
     yield fact("Layers recorded", "記録した層", spans(held))
     yield fact("Heads, key heads", "ヘッド数、キーのヘッド数", f"{heads}, {matrix.problem.kv_heads}")
-    yield fact("Mask rule", "マスクの規則", "; ".join(rules))
+    of = "" if len(opened) == len(held) else f" ({spans(opened)})"
+    yield fact("Mask rule", "マスクの規則", "; ".join(rules) + of)
     yield fact("Recorded as", "記録の型", f"{str(matrix.dtype).removeprefix('torch.')}, {matrix.device}")
     yield fact("Scale", "scale", f"{matrix.scale:.9g}")
     yield fact("Readings by", "読み取り", matrix.plan())

@@ -53,7 +53,7 @@ def application(answers: Answers, token: str, port: int, closing: threading.Even
     except ImportError:
         raise PageError("the server needs starlette and uvicorn; pip install 'kizuki[explorer]'") from None
 
-    script, style, html = bundle.script("main.js"), bundle.style("page.css"), _html()
+    script, style, html = bundle.script("main.js", "live"), bundle.style("page.css"), _html()
     policy = (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

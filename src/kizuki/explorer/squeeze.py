@@ -128,8 +128,9 @@ def _shorten(tokens: list[Token]) -> None:
 
 
 def _lighter(tokens: list[Token]) -> Iterator[Token]:
-    """`let` for `const`, which says something to people only; no brackets around an arrow's one parameter; no
-    semicolon before a brace closes, but where it is all that a loop or an `if` does."""
+    """`let` for `const`, which says something to people only, and one for all that follow each other; no brackets
+    around an arrow's one parameter; no semicolon before a brace closes, but where it is all that a loop or an `if`
+    does."""
     texts = [token.text for token in tokens]
     bare = {
         at
@@ -140,13 +141,33 @@ def _lighter(tokens: list[Token]) -> Iterator[Token]:
         and NAME.fullmatch(texts[at + 1])
     }
     heads = {token.close for at, token in enumerate(tokens) if token.text == "(" and texts[at - 1] in HEADS}
+    joined = set(_declared_on(tokens, texts))
     for at, token in enumerate(tokens):
-        if at in bare or at - 2 in bare:
+        if at in bare or at - 2 in bare or at in joined:
+            continue
+        if at + 1 in joined:
+            yield Token(",", "")
             continue
         if token.text == ";" and texts[at + 1 : at + 2] == ["}"] and at - 1 not in heads:
             continue
         text = "let" if token.text == "const" and texts[at - 1 : at] != ["."] else token.text
         yield Token(text, tokens[at - 1].gap or " " if at - 1 in bare else token.gap)
+
+
+def _declared_on(tokens: list[Token], texts: list[str]) -> Iterator[int]:
+    """Each `let` or `const` right behind the semicolon of another one: it may go on with a comma."""
+    for at, token in enumerate(tokens):
+        if token.text not in {"let", "const"} or token.inside != "block" or texts[at - 1 : at] == ["."]:
+            continue
+        place = at + 1
+        while place < len(tokens) and texts[place] != ";":
+            place = max(place, tokens[place].close) + 1  # over what stands in brackets
+            new_line = place < len(tokens) and tokens[place].gap == "\n"
+            if new_line and _needed(texts[place - 1][-1], texts[place][0], "\n"):
+                break  # the line's end may have ended the statement
+        else:
+            if texts[place + 1 : place + 2] in (["let"], ["const"]):
+                yield place + 1
 
 
 def _parameters(tokens: list[Token]) -> Iterator[str]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kizuki import AttentionMatrix
     from kizuki.models import Tokens
 
-REACH = 200  # tokens from the beginning among which a word is looked for: what is on the first screen
+REACH = 200  # tokens from the beginning among which both words are looked for: what is on the first screen
 WORDS = 24  # words tried
 LAYERS = 8  # layers tried
 APART = 8  # how far off the word that is read must be, so that it is not merely the one before
@@ -20,10 +20,13 @@ APART = 8  # how far off the word that is read must be, so that it is not merely
 def choose(
     tokens: Tokens, full: Sequence[int], matrices: Mapping[int, AttentionMatrix], heads: Sequence[int]
 ) -> dict[str, int]:
-    """The layer, head, query and key of the largest weight between two words apart, among a sample of `full` layers."""
+    """The layer, head, query and key of the largest weight between two words apart, among a sample of `full` layers.
+
+    Time: WORDS rows of A a head in LAYERS layers at most, whatever the length of the text beyond them."""
     tried = full[:: -(-len(full) // LAYERS)]
-    words = [i for i, label in enumerate(tokens.labels) if not tokens.special[i] and _is_word(label)]
-    queries = [i for i in words if APART <= i < REACH]
+    end = min(REACH, len(tokens.ids))
+    words = [i for i in range(end) if not tokens.special[i] and _is_word(tokens.labels[i])]
+    queries = [i for i in words if i >= APART]
     queries = queries[:: -(-len(queries) // WORDS) or 1]
     best, found = (
         0.0,
@@ -31,17 +34,18 @@ def choose(
     )
     if not queries:
         return found
-    keys = torch.arange(len(tokens.ids))
-    wanted = torch.zeros(len(tokens.ids), dtype=torch.bool)
-    wanted[[i for i in words if i > 0]] = True
+    asked, keys = torch.tensor(queries), torch.arange(end)
+    hidden = torch.ones(end, dtype=torch.bool)
+    hidden[[i for i in words if i > 0]] = False
+    hidden = hidden | ((keys - asked[:, None]).abs() < APART)  # [asked, keys]
     for layer in tried:
-        for query in queries:
-            row = matrices[layer][0, :, query].cpu()  # [heads, keys]
-            row = row.masked_fill(~wanted | ((keys - query).abs() < APART), 0.0)
-            peak = float(row.max())
-            if peak > best:
-                slot, key = divmod(int(row.argmax()), len(tokens.ids))
-                best, found = peak, {"layer": layer, "head": heads[slot], "query": query, "key": key}
+        rows = matrices[layer][0, :, asked, :end].cpu()  # [heads, asked, keys]
+        rows = rows.masked_fill(hidden | rows.isnan(), 0.0)
+        peak = float(rows.max())
+        if peak > best:
+            at, key = divmod(int(rows.argmax()), end)
+            slot, which = divmod(at, len(queries))
+            best, found = peak, {"layer": layer, "head": heads[slot], "query": queries[which], "key": key}
     return found
 
 

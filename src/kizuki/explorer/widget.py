@@ -54,7 +54,7 @@ class Conversation:
 
 def document() -> str:
     """The page as a frame's whole document, without data. Its policy lets its own script and style in only."""
-    script, style = bundle.script("main.js"), bundle.style("page.css")
+    script, style = bundle.script("main.js", "live"), bundle.style("page.css")
     policy = (
         f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"

@@ -156,6 +156,8 @@ def visible(text: str) -> str:
     """
     if text and not text.strip(" "):
         return "␣" * len(text)
+    if text.isascii() and text.isprintable():
+        return text  # most tokens of most texts: nothing in it is unseen or joins anything
     blank = not text.strip(" \u3000")
     joined = {place for found in JOINED.finditer(text) for place in range(*found.span())}
     shown = []

@@ -93,7 +93,7 @@ export function keyList(t) {
     group("keys_atlas", [[["←", "→"], "k_atlas_lr"], [["↑", "↓"], "k_atlas_ud"]]),
     group("keys_map", [[["←", "→"], "k_map_lr"], [["↑", "↓"], "k_map_ud"], [["+", "−", "0"], "k_map_zoom"], [["Shift", "←", "↑", "→", "↓"], "k_map_pan"]]),
     group("keys_scope", [[["←", "→", "Home", "End"], "k_strips"]]),
-    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "…", "6"], "k_tab"], [["r"], "k_dir"], [["w"], "k_unit"], [["m"], "k_measure"], [["p"], "k_pin"], [["c"], "k_compare"], [["t"], "k_tour"], [["l"], "lesson"], [["/"], "k_search"], [["Ctrl", "Enter"], "search_all"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
+    group("keys_any", [[["[", "]"], "k_layer"], [[",", "."], "k_head"], [["1", "…", "7"], "k_tab"], [["r"], "k_dir"], [["w"], "k_unit"], [["m"], "k_measure"], [["p"], "k_pin"], [["c"], "k_compare"], [["t"], "k_tour"], [["l"], "lesson"], [["/"], "k_search"], [["Ctrl", "Enter"], "search_all"], [["?"], "k_help"], [["Esc"], "k_esc"]]),
   ];
 }
 

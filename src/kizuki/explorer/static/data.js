@@ -1,14 +1,16 @@
 // The embedded source (source.js): this file's own data, by layer and head. Light readings (Python's) exist for
 // every head; q, k and L only for the layers that fit the file, and those become a head that can compute any cell.
 import { block } from "./decode.js";
-import { Head } from "./head.js";
+import { Head, dot } from "./head.js";
+import { planeOf } from "./axes.js";
 import { startEngine } from "./runner.js";
 
 const KEPT_HEADS = 16; // decoded heads kept at hand; the oldest goes first
 
 export class Data {
-  /** `worker` is the script that draws pictures beside the page. */
-  constructor(meta, worker) {
+  /** `worker` is the script that draws pictures beside the page; `mark` is before the names of this input's blocks. */
+  constructor(meta, worker, mark = "kz-") {
+    this.mark = mark;
     this.meta = meta;
     this.worker = worker;
     this.cache = new Map();
@@ -39,7 +41,7 @@ export class Data {
   /** Array `name` of a layer, [heads, length], cut to one head. */
   async lightOf(layer, head, name, kind, length) {
     const heads = this.meta.heads.length;
-    const all = await this.remember(`${name}-${layer}`, () => block(`kz-${name}-${layer}`, kind, heads * length));
+    const all = await this.remember(`${name}-${layer}`, () => block(`${this.mark}${name}-${layer}`, kind, heads * length));
     const slot = this.slot(head);
     return all.subarray(slot * length, (slot + 1) * length);
   }
@@ -70,10 +72,22 @@ export class Data {
     return { k, weights, keys, none: this.meta.top_kind === "u2" ? 65535 : -1 };
   }
 
+  async words() {
+    return null; // meta has them
+  }
+
+  async next(token) {
+    const { predictions, tokens } = this.meta;
+    if (!predictions) return null;
+    const { names, choices, probabilities, ids } = predictions, own = choices[token];
+    const actual = tokens.ids[token + 1];
+    return { names: own.map((choice) => names[choice]), probabilities: probabilities[token], here: own.map((choice) => ids[choice] === actual) };
+  }
+
   async ranges(layer) {
     const { ranges } = this.layer(layer);
     if (ranges === null) return null;
-    const both = await this.remember(`ranges-${ranges}`, () => block(`kz-ranges-${ranges}`, "i4", 2 * this.meta.queries));
+    const both = await this.remember(`ranges-${ranges}`, () => block(`${this.mark}ranges-${ranges}`, "i4", 2 * this.meta.queries));
     return { first: both.subarray(0, this.meta.queries), stop: both.subarray(this.meta.queries) };
   }
 
@@ -85,8 +99,8 @@ export class Data {
     const slot = this.slot(head);
     const kvHead = this.meta.kv_of[slot];
     const [q, k, lse, range] = await Promise.all([
-      block(`kz-q-${layer}-${head}`, "f4", queries * info.dim),
-      block(`kz-k-${layer}-${kvHead}`, "f4", keys * info.dim),
+      block(`${this.mark}q-${layer}-${head}`, "f4", queries * info.dim),
+      block(`${this.mark}k-${layer}-${kvHead}`, "f4", keys * info.dim),
       this.lightOf(layer, head, "lse", "f4", queries),
       this.ranges(layer),
     ]);
@@ -102,7 +116,7 @@ export class Data {
     const dim = this.layer(layer).value_dim ?? null;
     if (dim === null) return null;
     const kvHead = this.meta.kv_of[this.slot(head)];
-    return async () => ({ dim, v: await block(`kz-v-${layer}-${kvHead}`, "f4", this.meta.keys * dim) });
+    return async () => ({ dim, v: await block(`${this.mark}v-${layer}-${kvHead}`, "f4", this.meta.keys * dim) });
   }
 
   listen() {} // everything is there from the beginning
@@ -155,6 +169,12 @@ export class LocalHead {
       ...this.model.cell(query, key), bias: null,
       q: q.subarray(query * dim, (query + 1) * dim), k: k.subarray(key * dim, (key + 1) * dim),
     };
+  }
+
+  /** Row `query` before its mask: its products with all keys, and the plane of both. */
+  async bare(query) {
+    const { dim, q, k } = this.model, own = q.subarray(query * dim, (query + 1) * dim);
+    return { products: Float64Array.from({ length: this.keys }, (_, j) => dot(own, 0, k, j * dim, dim)), weights: null, plane: planeOf(own, k, dim) };
   }
 
   async block(i0, i1, j0, j1) {

@@ -8,6 +8,12 @@ function bytesOf(text) {
   return bytes;
 }
 
+/** What bundle.py packed: base64 of deflated JSON. */
+export async function inflated(text) {
+  if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old for this page: it has no DecompressionStream");
+  return new Response(new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+}
+
 const KINDS = { f4: Float32Array, i4: Int32Array, u2: Uint16Array };
 
 /** base64 -> typed array. The file is little-endian, like every processor a browser runs on today. */

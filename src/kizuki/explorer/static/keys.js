@@ -2,7 +2,7 @@
 import { byId } from "./dom.js";
 import { MEASURES } from "./store.js";
 
-const PANELS = { 1: "tokens", 2: "atlas", 3: "map", 4: "strips", 5: "compare-open", 6: "pin" };
+const PANELS = { 1: "tokens", 2: "atlas", 3: "map", 4: "strips", 5: "compare-open", 6: "pin", 7: "cause-kind" };
 
 export function attachKeys(page) {
   const { store } = page;

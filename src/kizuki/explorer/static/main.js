@@ -5,10 +5,10 @@ import { translator } from "./words.js";
 import { DEFAULTS, MEASURES, Store, parseHash } from "./store.js";
 import { Address } from "./address.js";
 import { between, formatTokens, parseTokens, toggled } from "./selection.js";
-import { unitsOf } from "./units.js";
+import { Units, unitsOf } from "./units.js";
 import { work } from "./worker.js";
 import { openSource } from "./source.js";
-import { byUnits, digits, joinColumns, joinRows, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
+import { byUnits, controlOf, digits, joinColumns, joinRows, massShown, percent, readColumn, readRow, readTopColumn, readTopRow } from "./reading.js";
 import { TextPanel } from "./text.js";
 import { Atlas } from "./atlas.js";
 import { MatrixMap } from "./map.js";
@@ -16,6 +16,7 @@ import { Pictures } from "./pictures.js";
 import { ReadingTable, cellLine, neighbours, showNumbers, showPrediction } from "./tables.js";
 import { Microscope } from "./microscope.js";
 import { Compare } from "./compare.js";
+import { Cause } from "./cause.js";
 import { Pins } from "./pins.js";
 import { Save } from "./save.js";
 import { Tour } from "./tour.js";
@@ -37,6 +38,7 @@ class Page {
     const shape = { layers: meta.layers.map((info) => info.layer), heads: meta.heads, queries: meta.queries, keys: meta.keys };
     this.allUnits = unitsOf(meta.tokens);
     shape.words = this.allUnits.word !== null;
+    shape.other = Boolean(source.other);
     this.store = new Store({ ...DEFAULTS, ...meta.start, ...parseHash(location.hash) }, shape);
     this.anchor = null; // the token from which a range is drawn out
     this.adding = false; // whether each click adds a token to the selection
@@ -73,6 +75,7 @@ class Page {
     this.table = new ReadingTable();
     this.microscope = new Microscope(this);
     this.compare = new Compare(this);
+    this.cause = Cause && new Cause(this); // a file has no model, and says so
     this.pins = new Pins(this);
     this.files = new Save(this);
     this.tour = new Tour(this);
@@ -80,7 +83,10 @@ class Page {
     this.search = new Search(this.meta.tokens, { found: (tokens) => this.text.setFound(tokens), go: (token) => this.goTo(token), all: (tokens) => this.chooseAll(tokens) }, (...args) => this.t(...args));
     this.buildControls();
     attachKeys(this);
-    this.data.listen(() => this.refreshSoon());
+    this.data.listen(() => {
+      showProvenance(this.meta, this.language, this.t); // a layer may be missing
+      this.refreshSoon();
+    });
   }
 
   buildControls() {
@@ -95,7 +101,7 @@ class Page {
     }
     onClick("adding", () => this.setAdding(!this.adding));
     onClick("alone", () => this.store.set({ several: "" }));
-    for (const button of document.querySelectorAll("[data-set^='unit']")) button.parentElement.hidden = !store.shape.words;
+    this.offerWords();
     onClick("zoom-in", () => this.map.zoom(1.6));
     onClick("zoom-out", () => this.map.zoom(1 / 1.6));
     onClick("zoom-fit", () => this.map.fit());
@@ -119,6 +125,21 @@ class Page {
       const row = event.target.closest("tr");
       if (row) store.set({ [store.state.direction === "reads" ? "key" : "query"]: Number(row.dataset.token) });
     });
+  }
+
+  offerWords() {
+    document.querySelector("[data-set^='unit']").parentElement.hidden = !this.store.shape.words;
+  }
+
+  /** The words of the text, where the source hands them over later. */
+  async addWords() {
+    const { tokens } = this.meta, words = this.allUnits.word === null ? await this.data.words() : null;
+    if (words === null) return;
+    this.allUnits.word = new Units(tokens, words.starts, words.labels);
+    this.store.shape.words = true;
+    this.pins.shown = null; // a pin of words was named by its tokens
+    this.offerWords();
+    this.pins.show(this.store.state);
   }
 
   // -- what the visitor does -----------------------------------------------------------------------
@@ -248,17 +269,22 @@ class Page {
     this.showAtlas(state);
     this.pins.show(state);
     this.tour.show(state);
+    this.cause?.show();
     const query = state.direction === "reads" ? subject : state.query;
-    showPrediction(this.meta, query, this.t);
     this.text.mark({ query: state.query, key: state.key, preview, chosen: state[this.field], selected });
+    const foretell = async () => {
+      const found = await this.data.next(query);
+      if (!signal.aborted) showPrediction(this.meta, query, found, this.t);
+    };
     const read = async () => {
       const opened = await this.data.head(layer, head);
       const reading = await this.joined(opened, layer, head, state.direction, subjects, signal);
       if (!signal.aborted) this.showReading(reading, { layer, head, direction: state.direction, subject, subjects });
+      this.wordsAsked ??= this.addWords().catch((error) => this.fail(error)); // after the first reading, which does without
     };
     try {
       // Side by side: where Python computes, the row is there long before the margins of the matrix.
-      await Promise.all([this.openMap(state, signal), read(), this.showNumbers(layer, head, query, subject, signal)]);
+      await Promise.all([this.openMap(state, signal), read(), foretell(), this.showNumbers(layer, head, query, subject, signal)]);
       if (!signal.aborted) this.busy = false;
     } catch (error) {
       if (!signal.aborted) this.fail(error);
@@ -266,7 +292,7 @@ class Page {
   }
 
   /** The readings of all subjects as one: of words where the text is shown as words. */
-  async joined(opened, layer, head, direction, subjects, signal, units = this.units) {
+  async joined(opened, layer, head, direction, subjects, signal, units = this.units, data = this.data) {
     const readings = [];
     let rested = performance.now();
     for (const subject of subjects) {
@@ -275,20 +301,20 @@ class Page {
         rested = performance.now();
       }
       signal.throwIfAborted();
-      readings.push(await this.reading(opened, layer, head, direction, subject, signal));
+      readings.push(await this.reading(opened, layer, head, direction, subject, signal, data));
     }
     const one = readings.length === 1 ? readings[0] : (direction === "reads" ? joinRows : joinColumns)(readings);
     return units.joined ? byUnits(one, units, direction) : one;
   }
 
-  async reading(opened, layer, head, direction, subject, signal) {
+  async reading(opened, layer, head, direction, subject, signal, data = this.data) {
     if (opened !== null) {
       if (direction === "reads") return readRow(await opened.row(subject, signal));
       const check = this.pictures.head === opened && this.pictures.check;
       return readColumn(await opened.column(subject, check ? check.badSet : null, signal));
     }
-    const top = await this.data.top(layer, head);
-    const received = (await this.data.received(layer, head))[subject];
+    const top = await data.top(layer, head);
+    const received = (await data.received(layer, head))[subject];
     if (top === null) return { exact: false, bad: null, dense: null, list: [], total: direction === "reads" ? 1 : received, score: null };
     return direction === "reads" ? readTopRow(top, subject, 1) : readTopColumn(top, subject, received);
   }
@@ -304,6 +330,7 @@ class Page {
     const sum = names.length > 1 ? [t(direction === "reads" ? "several_reads" : "several_readers", { n: names.length })] : [];
     const notes = [...sum, t("painted", { floor: scale.floor === FLOOR ? "0.0001" : "1/256" })];
     if (!reading.exact) notes.unshift(this.meta.top > 0 ? t("partial", { k: this.meta.top, layer }) : t("partial_none", { layer }));
+    if (!this.text.scroller.whole) notes.push(t("text_window"));
     say(byId("text-note"), notes.join(" "));
     this.table.show({ reading, direction, subject, names, units, t, scoreOf: reading.score, colour: (w) => cssColour(colours, scale.at(w)) });
     clearTimeout(this.liveTimer);
@@ -322,7 +349,7 @@ class Page {
     const seen = ranges === null ? null : seenBy(ranges, this.meta.keys);
     const means = Object.fromEntries(MEASURES.map((name) => [name, this.atlas.value(layer, head, name)]));
     showNumbers({
-      layer, head, means, rows, t: this.t,
+      layer, head, means, rows, t: this.t, controls: MEASURES.map((name) => controlOf(this.meta, layer, name)),
       visible: ranges === null ? null : ranges.stop[query] - ranges.first[query],
       received: { sum: received[token], mean: seen === null ? null : received[token] / Math.max(1, seen[token]) },
     });
@@ -341,13 +368,17 @@ class Page {
     this.atlas.show({ measure: state.measure, layer: state.layer, head: state.head, table: this.colours, t, preview: this.preview.head });
     const at = this.preview.head ?? state;
     const value = this.atlas.value(at.layer, at.head);
-    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === undefined ? t("unread") : value === null ? t("undefined") : `${digits(value)} ${t(`${state.measure}_unit`)}`}`;
+    const control = controlOf(this.meta, at.layer, state.measure);
+    const beside = control === null || value === undefined ? "" : ` (${t("equal", { v: digits(control) })})`;
+    const name = `${t("layer")} ${at.layer} · ${t("head")} ${at.head}: ${t(state.measure)} ${value === undefined ? t("unread") : value === null ? t("undefined") : `${digits(value)} ${t(`${state.measure}_unit`)}`.trim()}${beside}`;
     say(byId("atlas-cell"), name.trim());
     byId("atlas").setAttribute("aria-label", name);
     const notes = [t("mean_over", { n: this.meta.queries }), `${t(state.measure)}: ${t(`${state.measure}_note`, { bound: digits(this.meta.bound) })}${this.language === "ja" ? "。" : "."}`];
     if (state.measure === "first_key") {
       const all = this.meta.means.first_key.flat().filter((v) => v !== null);
-      notes.push(t("sink_rate", { p: percent(all.filter((v) => v > 0.3).length / Math.max(1, all.length)) }));
+      const rate = (values) => percent(values.filter((v) => v > 0.3).length / Math.max(1, values.length));
+      const equal = this.meta.layers.map(({ layer }) => controlOf(this.meta, layer, "first_key")).filter((v) => v !== null);
+      notes.push(t("sink_rate", { p: rate(all), c: equal.length ? rate(equal) : "–" }));
     }
     if (this.meta.layers.some((info) => !info.full)) notes.push(t("atlas_partial"));
     if (this.meta.read < this.meta.layers.length) notes.push(t("layers_read", { n: this.meta.read, m: this.meta.layers.length }));
@@ -498,14 +529,11 @@ function largest(values) {
 }
 
 if (typeof document === "undefined") work(); // this script again, beside the page
-else openSource().then((source) => {
+else {
+  const source = await openSource();
   const { model } = source.meta;
   document.title = `${model} – kizuki`;
   say(byId("model"), model);
   globalThis.kizukiPage = new Page(source); // for people at the console, and for the tests
   globalThis.kizukiPage.visibleLabel = visibleLabel;
-}).catch((error) => {
-  byId("failure").hidden = false;
-  say(byId("failure"), error.message);
-  throw error;
-});
+}

@@ -1,7 +1,7 @@
 // The matrix of one head as a picture to pan and zoom: queries downwards, keys to the right, with the
 // weight each key received on top and a statistic of each row on the left.
 import { byId, cssVariable, perFrame, sizeCanvas, visibleLabel } from "./dom.js";
-import { TILE } from "./engine.js";
+import { TILE } from "./levels.js";
 import { attachGestures } from "./gestures.js";
 
 const SMALLEST_VIEW = 6; // cells across at the closest zoom
@@ -209,13 +209,13 @@ export class MatrixMap {
     }
     if (p.head === null) return;
     const ratio = window.devicePixelRatio || 1;
-    const wanted = p.zoomFor(1 / (this.cellSize * ratio));
+    const wanted = p.zoomFor(1 / (this.cellSize * ratio), Math.min(this.view.y + this.view.size, this.meta.queries));
     const zoom = Math.max(wanted, p.base);
     const level = p.levels.get(zoom);
     const block = 2 ** zoom;
     const image = p.coloured(`${zoom} ${pool}`, level[pool], level.rows, level.cols, this.pixelPainter(0, 0, block, block));
     context.drawImage(image, ...this.place(g, 0, 0, level.cols * block, level.rows * block));
-    if (wanted >= p.base || p.check === null) return;
+    if (wanted >= p.base) return;
     const { x, y, size } = this.view;
     const side = TILE * 2 ** wanted;
     for (const { name, row, col, picture } of p.tilesFor(wanted, y, y + size, x, x + size)) {

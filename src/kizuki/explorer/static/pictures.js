@@ -1,6 +1,6 @@
 // The pictures of one opened head: the pass's picture and coarser ones made from it, sharper tiles asked
 // for when looked at, and each of them as a coloured canvas.
-import { TILE, baseZoom, halve } from "./engine.js";
+import { TILE, baseZoom, halve } from "./levels.js";
 
 const KEPT_TILES = 120;
 
@@ -22,6 +22,8 @@ export class Pictures {
     this.tiles = new Map(); // "zoom row col" -> picture
     this.wanted = new Set();
     this.painted = new Map(); // coloured canvases
+    this.stale = new Map(); // name of one of them -> its rows that came since it was coloured
+    this.read = 0; // rows of the head whose L is checked, from the top
     this.check = null;
     this.coarse = null; // Python's pooled picture
     this.head = null;
@@ -50,7 +52,11 @@ export class Pictures {
       const level = this.levels.get(this.base);
       level.mass.set(message.mass, message.row * level.cols);
       level.peak.set(message.peak, message.row * level.cols);
-      this.bands = message.row + message.rows;
+      this.read = (message.row + message.rows) * 2 ** this.base;
+      for (const pool of ["mass", "peak"]) {
+        const name = `${this.base} ${pool}`;
+        this.stale.set(name, [...(this.stale.get(name) ?? []), [message.row, message.rows]]);
+      }
     } else if (message.type === "checked") {
       this.check = { bad: message.bad, badSet: new Set(message.bad), worst: message.worst };
       this.coarsen();
@@ -63,7 +69,6 @@ export class Pictures {
       this.tiles.set(name, message);
       for (const old of [...this.tiles.keys()].slice(0, Math.max(0, this.tiles.size - KEPT_TILES))) this.tiles.delete(old);
     }
-    if (message.type === "band") for (const pool of ["mass", "peak"]) this.painted.delete(`${this.base} ${pool}`);
     this.ready();
   }
 
@@ -77,10 +82,11 @@ export class Pictures {
     }
   }
 
-  /** The zoom to draw at when one screen pixel covers `cells` cells a side. */
-  zoomFor(cells) {
+  /** The zoom to draw at when one screen pixel covers `cells` cells a side; `until`: the last row in view, for nothing
+      sharper is drawn than the first picture until its rows are checked. */
+  zoomFor(cells, until = Infinity) {
     const zoom = Math.max(0, Math.ceil(Math.log2(Math.max(1, cells)) - 0.01));
-    if (this.check === null) return this.base;
+    if (this.check === null) return until <= this.read ? Math.min(zoom, this.base) : this.base;
     return Math.min(zoom, Math.max(...this.levels.keys()));
   }
 
@@ -113,18 +119,23 @@ export class Pictures {
 
   /** A canvas with one pixel for each number: coloured, and empty where nothing is visible or nothing is known. */
   coloured(name, values, rows, cols, paintPixel) {
-    if (this.painted.has(name)) return this.painted.get(name);
-    const canvas = document.createElement("canvas");
-    canvas.width = cols;
-    canvas.height = rows;
-    const context = canvas.getContext("2d");
-    const image = context.createImageData(cols, rows);
-    for (let r = 0; r < rows; r += 1) {
-      for (let c = 0; c < cols; c += 1) paintPixel(image.data, 4 * (r * cols + c), values[r * cols + c], r, c);
-    }
-    context.putImageData(image, 0, 0);
-    if (this.painted.size > 2 * KEPT_TILES) this.painted.clear();
+    const known = this.painted.get(name), canvas = known ?? document.createElement("canvas");
+    const parts = known ? this.stale.get(name) ?? [] : [[0, rows]]; // of a picture that grows only what came since
+    this.stale.delete(name);
+    this.painted.delete(name); // to the young end
     this.painted.set(name, canvas);
+    if (!known) {
+      canvas.width = cols;
+      canvas.height = rows;
+      for (const old of [...this.painted.keys()].slice(0, Math.max(0, this.painted.size - 2 * KEPT_TILES))) this.painted.delete(old);
+    }
+    for (const [top, tall] of parts) {
+      const context = canvas.getContext("2d"), image = context.createImageData(cols, tall);
+      for (let r = 0; r < tall; r += 1) {
+        for (let c = 0; c < cols; c += 1) paintPixel(image.data, 4 * (r * cols + c), values[(top + r) * cols + c], top + r, c);
+      }
+      context.putImageData(image, 0, top);
+    }
     return canvas;
   }
 }

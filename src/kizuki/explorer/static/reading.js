@@ -112,6 +112,12 @@ export function percent(share) {
   return `${(100 * share).toFixed(1)} %`;
 }
 
+/** What a measure is for equal weights on the keys that each query sees; null where that is not known. */
+export function controlOf(meta, layer, measure) {
+  const { ranges } = meta.layers.find((info) => info.layer === layer);
+  return (ranges ?? null) === null ? null : meta.controls[ranges][measure];
+}
+
 /** A weight with four significant digits; small ones in powers of ten. */
 export function digits(value) {
   if (value === null || value === undefined) return "–";

@@ -1,19 +1,19 @@
 // A source whose numbers Python computes when they are asked for: the server's, and the notebook's.
-import { baseZoom } from "./engine.js";
+import { baseZoom } from "./levels.js";
 import { tileName } from "./pictures.js";
 
 const KEPT = 64; // answers about heads (margins, rows, columns) kept at hand; the oldest goes first
 const AGAIN_MS = 1500; // how often is asked which layers have been read meanwhile
 
 export class Remote {
-  constructor(meta, transport) {
+  constructor(meta, transport, atlas = true) {
     this.meta = meta;
     this.transport = transport;
     this.cache = new Map();
     this.heads = new Map();
     this.byLayer = new Map(meta.layers.map((layer) => [layer.layer, layer]));
     this.listeners = [];
-    if (meta.read < meta.layers.length) this.follow();
+    if (atlas && meta.read < meta.layers.length) this.follow();
   }
 
   layer(layer) {
@@ -53,8 +53,28 @@ export class Remote {
     return name === "effective" ? Float32Array.from(rows.entropy, Math.exp) : rows[name];
   }
 
+  async words() {
+    const { labels, starts } = await this.kept("words", {});
+    return labels === null ? null : { labels, starts };
+  }
+
+  async next(query) {
+    return this.meta.predictions ? this.kept("next", { query }) : null;
+  }
+
+  /** What there is to know of a layer; of a long text Python opens one when it is first looked at. */
+  async opened(layer) {
+    const info = this.layer(layer);
+    if (info.dim === undefined) {
+      const { info: more, controls, bound } = await this.kept("layer", { layer });
+      Object.assign(info, more);
+      Object.assign(this.meta, { controls, bound });
+    }
+    return info;
+  }
+
   async ranges(layer) {
-    const { ranges } = this.layer(layer);
+    const { ranges } = await this.opened(layer);
     return ranges === null ? null : this.kept("ranges", { number: ranges });
   }
 
@@ -67,9 +87,15 @@ export class Remote {
   }
 
   async head(layer, head) {
+    await this.opened(layer);
     const name = `${layer} ${head}`; // one object a head: the panels tell by it whether a head is open already
     if (!this.heads.has(name)) this.heads.set(name, new RemoteHead(this, layer, head));
     return this.heads.get(name);
+  }
+
+  /** What an intervention does; asked.kind and the rest are those of answers.py. */
+  cause(asked, signal) {
+    return this.transport.ask("cause", asked, signal);
   }
 
   engine(receive) {
@@ -117,6 +143,11 @@ class RemoteHead {
   async block(i0, i1, j0, j1, signal) {
     const { weights, bad } = await this.ask("block", { i0, i1, j0, j1 }, signal);
     return { weights, refused: new Set(bad) };
+  }
+
+  async bare(query, signal) {
+    const { products, weights = null, ...plane } = await this.ask("bare", { query }, signal);
+    return { products, weights, plane };
   }
 
   values(query, key, signal) {

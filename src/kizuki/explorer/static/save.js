@@ -11,9 +11,9 @@ const PAD = 14, LINE = 18, WIDE = 820;
 export class Save {
   constructor(page) {
     this.page = page;
-    const panels = { text: "text-panel", atlas: "atlas-panel", map: "map-panel", scope: "scope-panel", compare: "compare-panel" };
+    const panels = { text: "text-panel", atlas: "atlas-panel", map: "map-panel", scope: "scope-panel", compare: "compare-panel", ...(page.meta.live && { cause: "cause-panel" }) };
     for (const [what, panel] of Object.entries(panels)) {
-      const buttons = ["PNG", "SVG", "CSV", "JSON"].map((kind) => h("button", { "data-save": `${what} ${kind}`, onclick: () => this.save(what, kind.toLowerCase()) }, kind));
+      const buttons = (what === "cause" ? ["CSV", "JSON"] : ["PNG", "SVG", "CSV", "JSON"]).map((kind) => h("button", { "data-save": `${what} ${kind}`, onclick: () => this.save(what, kind.toLowerCase()) }, kind));
       byId(panel).querySelector("h2").after(h("details", { class: "save" }, h("summary", { "data-t": "save" }), h("div", {}, ...buttons)));
     }
   }
@@ -37,8 +37,8 @@ export class Save {
 
   /** Whether the panel shows something. */
   there(what) {
-    const { shown, microscope, compare } = this.page;
-    return { text: shown && !shown.reading.bad, scope: microscope.now, compare: compare.now && !compare.now.bad }[what] ?? true;
+    const { shown, microscope, compare, cause } = this.page;
+    return { cause: cause?.found, text: shown && !shown.reading.bad, scope: microscope.now, compare: compare.now && !compare.now.bad && compare.now.alike }[what] ?? true;
   }
 
   /** { what, model, selection, notes, columns, rows }, numbers in full. */
@@ -50,6 +50,7 @@ export class Save {
       const list = reading.dense ? Array.from(reading.dense, (weight, token) => ({ token, weight })) : reading.list;
       return { ...made, layer, head, direction, tokens: subjects, exact: reading.exact, total: reading.total, columns: ["token", "label", "weight"], rows: list.map(({ token, weight }) => [token, units.label(token), weight]) };
     }
+    if (what === "cause") return { ...made, ...page.cause.numbers() };
     if (what === "atlas") {
       const rows = meta.layers.flatMap(({ layer }, n) => meta.heads.map((head, m) => [layer, head, ...Object.keys(meta.means).map((name) => meta.means[name][n][m])]));
       return { ...made, queries: meta.queries, columns: ["layer", "head", ...Object.keys(meta.means)], rows };
@@ -59,7 +60,7 @@ export class Save {
       const { products, ...chain } = steps;
       return { ...made, layer, head, query, key, labels: [labels[query], labels[key]], scale: cell.scale, lse: cell.lse, ...chain, ...page.microscope.table() };
     }
-    if (what === "compare") return { ...made, heads: page.compare.now.names, exact: page.compare.now.between.exact, columns: ["token", "label", "A", "B", "A - B"], rows: page.compare.now.between.rows.map((row) => [row.token, page.units.label(row.token), row.a, row.b, row.difference]) };
+    if (what === "compare") return { ...made, heads: page.compare.now.names, exact: page.compare.now.between.exact, columns: ["token", "label", "A", "B", "A - B"], rows: page.compare.now.between.rows.map((row) => [row.token, page.compare.nameOf(row.token), row.a, row.b, row.difference]) };
     return { ...made, ...this.matrix() };
   }
 
@@ -125,6 +126,7 @@ export class Save {
       return { ...laid, lines: [`${place} · ${said("reading-title")}`, [said("mass"), said("text-note")].join(" ")], legends: [weights] };
     }
     if (what === "map") return { canvas: (context) => page.map.paint(context), ...page.map.geometry(), lines: [`${t("map")} · ${place}`, said("map-note"), said("map-status")], legends: [weights] };
+    if (what === "cause") return { ...made, ...page.cause.numbers() };
     if (what === "atlas") {
       const g = page.atlas.geometry();
       return { canvas: (context) => page.atlas.paint(context), ...g, lines: [`${t("atlas")} · ${t(page.store.state.measure)}`, said("atlas-note")], legends: [{ table: colours, ticks: page.atlas.ticks }] };

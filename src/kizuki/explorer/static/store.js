@@ -14,7 +14,8 @@ const CHOICES = {
 // What is empty at first and then left out of the URL.
 const OPTIONAL = {
   t: ["several", /^\d{1,9}(-\d{1,9})?(\.\d{1,9}(-\d{1,9})?)*$/], // tokens selected together, besides the one
-  c: ["against", /^\d{1,9}\.\d{1,9}$/], // layer.head that is compared
+  c: ["against", /^(\d{1,9}\.\d{1,9}|other)$/], // layer.head that is compared, or the same head in the other input
+  i: ["there", /^\d{1,9}$/], // the token of the other input, where it is not the same place
   z: ["view", /^\d+(\.\d+)?_\d+(\.\d+)?_\d+(\.\d+)?$/], // left key, top query, cells across
   p: ["pins", /^[\w.-]+(~[\w.-]+)*$/],
   o: ["tour", /^\d{1,2}$/], // the step of the tour
@@ -66,7 +67,8 @@ export function fit(state, shape) {
   };
   if (state.several) fitted.several = formatTokens(parseTokens(state.several, Math.min(shape.queries, shape.keys)));
   if (state.unit === "word" && shape.words === false) fitted.unit = "token";
-  if (state.against) {
+  if (state.against === "other") fitted.against = shape.other ? "other" : "";
+  else if (state.against) {
     const [layer, head] = state.against.split(".").map(Number);
     fitted.against = `${nearest(shape.layers, layer)}.${nearest(shape.heads, head)}`;
   }

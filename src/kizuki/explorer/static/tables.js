@@ -3,7 +3,7 @@ import { byId, h, onClick, say, visibleLabel } from "./dom.js";
 import { MEASURES } from "./store.js";
 import { digits, massShown, percent } from "./reading.js";
 
-const FIRST_ROWS = 12;
+const FIRST_ROWS = 12, MOST_ROWS = 3072; // of a reading that has more, its file has the rest
 
 /** The table twin of the painted text. */
 export class ReadingTable {
@@ -45,7 +45,7 @@ export class ReadingTable {
     });
     byId("reading-rows").replaceChildren(...rows);
     byId("reading-table").hidden = rows.length === 0;
-    byId("more").hidden = reading.list.length <= this.count;
+    byId("more").hidden = reading.list.length <= this.count || this.count >= MOST_ROWS;
     byId("fewer").hidden = this.count <= FIRST_ROWS || reading.list.length <= FIRST_ROWS;
     say(byId("reading-note"), this.note(reading, direction, shown.length, t));
   }
@@ -86,42 +86,38 @@ export async function neighbours(head, query, key, labels, t, signal) {
 }
 
 /** What the head and the chosen row measure. rows: measure -> value of the row, null where it is left out. */
-export function showNumbers({ layer, head, means, rows, visible, received, t }) {
-  const line = (name, row, mean, note) => h("tr", {}, h("th", { scope: "row" }, name, note ? h("small", {}, note) : null), h("td", { class: "n" }, row), h("td", { class: "n" }, mean));
+export function showNumbers({ layer, head, means, controls, rows, visible, received, t }) {
+  const line = (name, row, note = "", ...cells) => h("tr", {}, h("th", { scope: "row" }, name, note ? h("small", {}, note) : null), ...[row, ...cells, "", ""].slice(0, 3).map((cell) => h("td", { class: "n" }, cell)));
   const unit = (name) => t(`${name}_unit`);
   const withUnit = (value, name) => `${digits(value)}${unit(name) && Number.isFinite(value) ? ` ${unit(name)}` : ""}`;
-  const lines = MEASURES.map((name) => {
+  const lines = MEASURES.map((name, at) => {
     const value = rows[name];
     const row = value === null ? "–" : Number.isNaN(value) ? t("undefined") : withUnit(value, name);
     const mean = means[name] === null ? t("undefined") : withUnit(means[name], name);
     const note = name === "entropy" && visible > 0 ? `${t("bound")} ${digits(Math.log(visible))}` : name === "entropy" ? "" : t(`${name}_note`);
-    return line(t(name), row, mean, note);
+    return line(t(name), row, note, mean, controls[at] === null ? "–" : withUnit(controls[at], name));
   });
-  lines.push(line(t("visible_keys"), visible === null ? "–" : String(visible), "", ""));
-  lines.push(line(t("received_sum"), digits(received.sum), "", ""));
-  lines.push(line(t("received_mean"), received.mean === null ? "–" : digits(received.mean), "", ""));
+  lines.push(line(t("visible_keys"), visible === null ? "–" : String(visible)));
+  lines.push(line(t("received_sum"), digits(received.sum)));
+  lines.push(line(t("received_mean"), received.mean === null ? "–" : digits(received.mean)));
   byId("numbers-rows").replaceChildren(...lines);
   say(byId("numbers-title"), `${t("layer")} ${layer} · ${t("head")} ${head}`);
 }
 
-/** The model's five most probable next tokens after `token`. */
-export function showPrediction(meta, token, t) {
-  const labels = meta.tokens.labels;
+/** The model's most probable next tokens after `token`; `found` as a source's next() gives it. */
+export function showPrediction(meta, token, found, t) {
   const box = byId("next");
-  if (!meta.predictions) {
+  if (found === null) {
     say(byId("next-title"), "");
     box.replaceChildren(h("p", { class: "note" }, meta.note || t(meta.has_head ? "no_predictions" : "no_head")));
     return;
   }
-  say(byId("next-title"), t("next_after", { token: visibleLabel(labels[token]), i: token }));
-  const { names, choices, probabilities, ids } = meta.predictions;
-  const actual = token + 1 < labels.length ? meta.tokens.ids[token + 1] : null;
-  const rows = choices[token].map((choice, rank) => {
+  say(byId("next-title"), t("next_after", { token: visibleLabel(meta.tokens.labels[token]), i: token }));
+  const rows = found.names.map((name, rank) => {
     const bar = h("span", { class: "bar" });
-    const p = probabilities[token][rank];
+    const p = found.probabilities[rank], here = found.here[rank];
     bar.style.width = `${Math.max(1, 100 * p)}%`;
-    const here = ids[choice] === actual;
-    return h("tr", { class: here ? "actual" : "" }, h("td", { class: "label" }, visibleLabel(names[choice])), h("td", { class: "n w" }, digits(p)),
+    return h("tr", { class: here ? "actual" : "" }, h("td", { class: "label" }, visibleLabel(name)), h("td", { class: "n w" }, digits(p)),
       h("td", { class: "barcell", "aria-hidden": "true" }, bar), h("td", { class: "note" }, here ? `← ${t("actual")}` : ""));
   });
   const head = h("tr", {}, h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "n" }, t("probability")), h("td", { class: "barcell" }), h("td", {}));

@@ -1,6 +1,6 @@
 // A tour of ten steps through this page's own heads: each is a selection, found among the real numbers, and two sentences.
 import { byId, onClick, say } from "./dom.js";
-import { digits, percent } from "./reading.js";
+import { controlOf, digits, percent } from "./reading.js";
 
 /** The head whose mean of a measure is the largest (sign 1) or smallest (sign −1): { layer, head, value }. */
 export function extreme(meta, measure, sign = 1) {
@@ -31,7 +31,8 @@ export const STOPS = [
 
 function at(meta, panel, measure, sign, write) {
   const { layer, head, value } = extreme(meta, measure, sign);
-  return [panel, { layer, head, measure }, { layer, head, v: write(value) }];
+  const control = controlOf(meta, layer, measure);
+  return [panel, { layer, head, measure }, { layer, head, v: write(value), c: control === null ? "–" : write(control) }];
 }
 
 export class Tour {

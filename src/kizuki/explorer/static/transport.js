@@ -77,3 +77,8 @@ export function overPort(port) {
     },
   };
 }
+
+/** The same questions about the other input, where the page has two. */
+export function ofOther(transport) {
+  return { ask: (what, parameters, signal) => transport.ask(`other.${what}`, parameters, signal) };
+}

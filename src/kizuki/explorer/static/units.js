@@ -1,5 +1,15 @@
 // What the text is shown as: its tokens, or the words that people write, each of one or more tokens.
 
+/** Tokens as the page uses them: what is named only where it is not the usual is there for all of them. */
+export function written({ texts, labels, gaps, chips, words = null, ...rest }) {
+  const all = (usual, odd) => {
+    for (const [i, value] of Object.entries(odd)) usual[i] = value;
+    return usual;
+  };
+  const none = () => new Array(texts.length).fill("");
+  return { texts, labels: all([...texts], labels), gaps: all(none(), gaps), chips: all(none(), chips), words, ...rest };
+}
+
 export class Units {
   /** starts: the first token of each unit; labels: what to call it. */
   constructor(tokens, starts, labels) {

@@ -229,7 +229,22 @@ def paged(p: Problem) -> None:
     near(got, p.truth().output, p.plains()[2], "output from pages")
 
 
+def odd_gradient(p: Problem) -> None:
+    """An infinite gradient of one output: the kernel hands over, and the portable formula's answer is the answer."""
+    found = []
+    for backend in ("cpu", "portable"):
+        leaves = [x.detach().requires_grad_() for x in (p.query, p.key, p.value)]
+        made = kizuki.attention(*leaves, backend=backend, **p.options)
+        up = torch.ones_like(made)
+        up[0, 0, 2, 1] = INF
+        found.append(torch.autograd.grad(made, leaves, up))
+    for mine, other in zip(*found, strict=True):
+        if not torch.allclose(mine, other, equal_nan=True):
+            raise Wrong("an infinite gradient")
+
+
 ASKS = {
+    "odd_gradient": odd_gradient,
     "output": output,
     "observed": observed,
     "gradient": gradient,
@@ -356,7 +371,7 @@ def _problems() -> Iterator[tuple[str, Problem]]:
         Problem(one, k[..., :8], odd, {"mask": torch.from_numpy(there)}, there, paired=True, asks="output"),
     )
 
-    q, k, v = (randn(1, 5, n, 8, seed=n) for n in (7, 20, 20))
+    q, k, v = (randn(1, 5, n, 6, seed=n) for n in (7, 20, 20))
     yield "packed by its own task", Problem(q, k, v, asks="output")
     q, k, v = _operands(19, 70)
     yield "packed block by block", Problem(q, k, v, local=True, asks="output observed", observe=everything)
@@ -364,6 +379,29 @@ def _problems() -> Iterator[tuple[str, Problem]]:
     wide = oracle.window(5, 300, 280, 2, "lower_right")
     options = {"mask": masks.window(280, 2, align="lower_right")}
     yield "two splits", Problem(q, k, v, options, wide, asks="output observed", observe=everything)
+    documents = (torch.arange(3), torch.tensor([0] * 100 + [1] * 170 + [2] * 30))
+    q, k, v = _operands(3, 300, heads=1)
+    own = documents[0][:, None] == documents[1]
+    options = {"mask": masks.documents(ids=documents[0], key_ids=documents[1])}
+    yield (
+        "documents in two splits",
+        Problem(q, k, v, options, own.numpy(), asks="output observed rows", observe=everything),
+    )
+    q, k, v = _operands(19, 37)
+    last, odd = oracle.causal(19, 37, "lower_right"), v.clone()
+    odd[0, 1, 30, 3] = INF
+    options = {"mask": masks.causal("lower_right")}
+    yield "pages, packed", Problem(q, k, odd, options, last, asks="paged")
+    q, k, v = _operands(11, 11)
+    spoiled = q.clone()
+    spoiled[0, 1, 4, 2] = NAN
+    yield (
+        "a query that is NaN",
+        Problem(
+            spoiled, k, v, {"causal": True}, oracle.causal(11, 11), asks="output observed", observe=everything
+        ),
+    )
+    yield "an infinite gradient", Problem(q, k, v, asks="odd_gradient")
     q, k, v = _operands(9, 18, heads=2)
     i, j = torch.arange(9)[:, None], torch.arange(18)
     options = {"score": lambda s, b, h, i, j: 2 * s + 0.25 * (i - j), "scale": 0.3}
@@ -375,6 +413,21 @@ def _problems() -> Iterator[tuple[str, Problem]]:
     rule = {"mask": masks.where(lambda b, h, i, j: (i + j) % 3 != h), "softcap": 4.0}
     sees = np.stack([((i + j) % 3 != h).numpy() for h in range(2)])
     yield "a mask function", Problem(q, k, v, rule, sees, asks="output gradient rows")
+    yield (
+        "a score function that hides a row",
+        Problem(
+            q,
+            k,
+            v,
+            {"score": lambda s, b, h, i, j: s if i != 3 else -INF},
+            i.numpy() != 3,
+            asks="output",
+        ),
+    )
+    below, all_below = k.clone(), q.clone()
+    below[..., 0], all_below[:, :, 2] = -1, 0
+    all_below[:, :, 2, 0] = INF  # every score of this row is −inf, and it sees its keys all the same
+    yield "scores of −inf", Problem(all_below, below, v, rule, sees, asks="output")
     reads = {"mask": masks.where(lambda b, h, i, j: ids[j] == ids[i - 9])}
     yield (
         "a mask function of a tensor",

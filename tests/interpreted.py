@@ -3,15 +3,12 @@
 Run as a program it computes a few problems through every kernel, compares them with a float64 evaluation, and prints
 as JSON which lines of the kernels' loops no problem ran through:
 
-    python tests/interpreted.py [--compiled-bodies] [PROBLEM ...]
+    python tests/interpreted.py [PROBLEM ...]
 
 Numba is switched off: the loops run as Python does them, and what they are made of, the emitted bodies, are their
 NumPy twins (`tests/twins/`). Each access to memory, of a loop or of a body, is checked against the memory that the
 process owns: an address outside every tensor, array and argument block is an error here, and a wrong number or a crash
 in compiled code. (`NUMBA_BOUNDSCHECK` checks arrays, and the kernels have none.)
-
-With `--compiled-bodies` Numba is on and the bodies are the emitted ones, compiled one by one, each a function that
-Python can call; then the accesses of the loops alone are checked.
 """
 
 from __future__ import annotations
@@ -28,19 +25,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-COMPILED = "--compiled-bodies" in sys.argv
 os.environ["KIZUKI_TARGET"] = "generic"
-if not COMPILED:
-    os.environ["NUMBA_DISABLE_JIT"] = "1"  # before numba is imported: then nothing can be compiled
+os.environ["NUMBA_DISABLE_JIT"] = "1"  # before numba is imported: then nothing can be compiled
 
-import numba  # noqa: E402
-import numba.extending  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import twins  # noqa: E402
-from twins.bodies import Body  # noqa: E402
+import numba
+import numba.extending
+import numpy as np
+import torch
+import twins
 
-SIZES = {"i64": 8, "f64": 8, "f32": 4, "i32": 4, "u16": 2, "u8": 1}
 checked = 0  # accesses to memory
 
 
@@ -114,18 +107,8 @@ def python(function: Any = None, **_: Any) -> Any:
 
 
 def bodies(function: Any) -> Any:
-    """What stands for an emitted body: its twin, or the body itself."""
-    return Body(function) if COMPILED else twins.twin_of(function, sys._getframe(1).f_locals)
-
-
-def watched(body: Any, size: int) -> Any:
-    """A scalar load or store that looks where it reads."""
-
-    def access(address: int, *value: Any) -> Any:
-        look(address, size)
-        return body(address, *value)
-
-    return access
+    """What stands for an emitted body: its twin."""
+    return twins.twin_of(function, sys._getframe(1).f_locals)
 
 
 numba.njit, numba.extending.intrinsic = python, bodies
@@ -133,12 +116,7 @@ from kizuki.cpu import custom, launch, rows, target  # noqa: E402
 from kizuki.cpu.block import Block  # noqa: E402
 from kizuki.cpu.kernels import simd  # noqa: E402
 
-if COMPILED:
-    for name, size in SIZES.items():
-        for way in ("load", "store"):
-            setattr(simd, f"{way}_{name}", watched(getattr(simd, f"{way}_{name}"), size))
-else:
-    twins.memory.guard = look
+twins.memory.guard = look
 
 from kizuki.cpu import kernels  # noqa: E402
 
@@ -207,8 +185,7 @@ class Called(NamedTuple):
     address: int
 
 
-if not COMPILED:
-    custom.Code = Code  # type: ignore[misc]
+custom.Code = Code  # type: ignore[misc]
 
 
 from twins.problems import Wrong, answer, problems  # noqa: E402
@@ -273,7 +250,7 @@ def main() -> None:
     wrong: list[str] = []
     if sys.gettrace() is None:  # else it is run under coverage, which counts for itself
         sys.settrace(enters)
-    for name in [a for a in sys.argv[1:] if not a.startswith("--")] or problems():
+    for name in sys.argv[1:] or problems():
         wrong += compute(name)
     sys.settrace(None)
     missed = {path.name: sorted(lines - met.get(str(path), set())) for path, lines in loops().items()}

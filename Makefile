@@ -13,13 +13,14 @@ JOBS   ?= 2
 # first run compiles the ones it imports, and has to be allowed to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help look test lint docs env clean
+.PHONY: help look test lint docs audit env clean
 
 help:
 	@echo "make look    see SmolLM2's attention on the sample text (LOOK='\"your text\" --layers 0,5' to choose)"
 	@echo "make test    ruff, mypy and pytest"
 	@echo "make lint    ruff and mypy only"
 	@echo "make docs    the site of docs/ and of every docstring, in docs/_site"
+	@echo "make audit   ask the advisory databases about every pinned version (needs a network)"
 	@echo "make env     the environment of make test in .venv, and nothing else"
 	@echo "make clean   remove caches and build leftovers (the environment stays: rm -r .venv)"
 
@@ -37,6 +38,13 @@ lint: .venv/test-$(KEY)
 docs: .venv/test-$(KEY)
 	@$(PY) -m sphinx -W --keep-going -q -d .venv/doctrees docs docs/_site
 	@echo docs/_site/index.html
+
+# Strict: a version that the database does not know, or cannot be asked about, is a failure and never "no known
+# vulnerabilities". In an environment of its own, as nothing of kizuki needs it.
+audit:
+	@test -x .venv/audit/bin/pip-audit || { $(PYTHON) -m venv .venv/audit && .venv/audit/bin/python -m pip \
+		--disable-pip-version-check install --quiet --no-compile --constraint constraints.txt pip-audit; }
+	@.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 env: .venv/test-$(KEY)
 

@@ -1,40 +1,40 @@
 """The compiled kernels as plain Python: every loop a line that can be followed, counted, and caught reading astray.
 
-Run as a program it computes a few problems through every kernel, compares them with the compiled code, and prints as
-JSON which lines of the kernels' loops no problem ran through:
+Run as a program it computes a few problems through every kernel, compares them with a float64 evaluation, and prints
+as JSON which lines of the kernels' loops no problem ran through:
 
-    python tests/interpreted.py
+    python tests/interpreted.py [PROBLEM ...]
 
-Numba's `njit` becomes the identity before the kernels are imported, so their loops run as Python does them. What they
-are made of, the emitted vector bodies and scalar access, is compiled one by one, each a function that Python can call.
-Each scalar read and write is checked against the memory that the process owns: an address outside every tensor, array
-and argument block is an error here, and a wrong number or a crash in compiled code. (`NUMBA_BOUNDSCHECK` checks arrays,
-and the kernels have none.)
+Numba is switched off: the loops run as Python does them, and what they are made of, the emitted bodies, are their
+NumPy twins (`tests/twins/`). Each access to memory, of a loop or of a body, is checked against the memory that the
+process owns: an address outside every tensor, array and argument block is an error here, and a wrong number or a crash
+in compiled code. (`NUMBA_BOUNDSCHECK` checks arrays, and the kernels have none.)
 """
 
 from __future__ import annotations
 
 import ast
+import ctypes
 import gc
 import json
 import os
 import sys
 from array import array
+from bisect import bisect_right
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ["KIZUKI_TARGET"] = "generic"
+os.environ["NUMBA_DISABLE_JIT"] = "1"  # before numba is imported: then nothing can be compiled
 
 import numba
 import numba.extending
 import numpy as np
 import torch
-from numba.core import types
+import twins
 
-JIT, INTRINSIC = numba.njit, numba.extending.intrinsic
-SIZES = {"i64": 8, "f64": 8, "f32": 4, "i32": 4, "u16": 2, "u8": 1}
-checked = 0  # scalar reads and writes
+checked = 0  # accesses to memory
 
 
 class Memory:
@@ -42,7 +42,7 @@ class Memory:
 
     def __init__(self) -> None:
         ranges = []
-        for thing in gc.get_objects():
+        for thing in gc.get_objects():  # those made since the program began to compute
             kind = type(thing)  # asking the thing itself would ask objects that only pretend to be of a class
             if (
                 issubclass(kind, torch.Tensor)
@@ -53,6 +53,14 @@ class Memory:
                 ranges.append((store.data_ptr(), store.nbytes()))
             elif issubclass(kind, np.ndarray):
                 ranges.append((thing.__array_interface__["data"][0], thing.nbytes))
+            elif issubclass(kind, rows._Prepared):  # arrays the collector does not know
+                for own in (thing.stats, thing.scores, thing.finished, *thing.entries):
+                    at, count = own.buffer_info()
+                    ranges.append((at, count * own.itemsize))
+            elif issubclass(kind, custom.Code):
+                ranges.append((thing.table.ctypes.data, thing.table.nbytes))
+            elif issubclass(kind, custom.Lease):
+                ranges += [(a.ctypes.data, a.nbytes) for a in thing.alive if isinstance(a, np.ndarray)]
         for block in blocks:
             kept = [block.slots, *block.alive.values()]
             for thing in kept:
@@ -72,16 +80,25 @@ class Memory:
                 merged[-1][1] = max(merged[-1][1], stop)
             else:
                 merged.append([first, stop])
-        self.first = np.array([a for a, _ in merged])
-        self.stop = np.array([b for _, b in merged])
+        self.first, self.stop = [a for a, _ in merged], [b for _, b in merged]
 
     def holds(self, address: int, size: int) -> bool:
-        at = int(np.searchsorted(self.first, address, side="right")) - 1
-        return at >= 0 and address + size <= int(self.stop[at])
+        at = bisect_right(self.first, address) - 1
+        return at >= 0 and address + size <= self.stop[at]
 
 
 blocks: list[Any] = []  # the argument blocks of the call that runs
 memory: Memory | None = None
+
+
+def look(address: int, size: int) -> None:
+    """Refuse an access to nobody's memory."""
+    global checked
+    if memory is None:  # no kernel runs
+        return
+    checked += 1
+    if not memory.holds(int(address), size):
+        raise IndexError(f"{size} bytes at {address:#x}, which is nobody's memory")
 
 
 def python(function: Any = None, **_: Any) -> Any:
@@ -89,53 +106,18 @@ def python(function: Any = None, **_: Any) -> Any:
     return function if function is not None else python
 
 
-class Body:
-    """An emitted body that Python calls: compiled at its first call, for the types it is given then."""
-
-    def __init__(self, function: Any) -> None:
-        self.made, self.name = INTRINSIC(function), function.__name__
-        count = function.__code__.co_argcount - 1
-        names = ", ".join(f"a{n}" for n in range(count))
-        space: dict[str, Any] = {"made": self.made}
-        exec(f"def call({names}): return made({names})", space)
-        self.call = JIT(space["call"], error_model="numpy")
-
-    def __call__(self, *given: Any) -> Any:
-        found = self.call(*given)
-        if type(found) is float:  # Numba hands a float32 out as Python's float
-            (made, *_) = self.call.overloads.values()
-            return np.float32(found) if made.signature.return_type is types.float32 else np.float64(found)
-        return found
-
-
-def bodies(function: Any) -> Body:
-    return Body(function)
-
-
-def watched(body: Body, size: int) -> Any:
-    """A scalar load or store that looks where it reads."""
-
-    def access(address: int, *value: Any) -> Any:
-        global checked
-        checked += 1
-        assert memory is not None
-        if not memory.holds(int(address), size):
-            raise IndexError(f"{body.name} of {size} bytes at {address:#x}, which is nobody's memory")
-        return body(address, *value)
-
-    return access
+def bodies(function: Any) -> Any:
+    """What stands for an emitted body: its twin."""
+    return twins.twin_of(function, sys._getframe(1).f_locals)
 
 
 numba.njit, numba.extending.intrinsic = python, bodies
-from kizuki.cpu import launch, target  # noqa: E402
+from kizuki.cpu import custom, launch, rows, target  # noqa: E402
 from kizuki.cpu.block import Block  # noqa: E402
 from kizuki.cpu.kernels import simd  # noqa: E402
 
-for name, size in SIZES.items():
-    for way in ("load", "store"):
-        setattr(simd, f"{way}_{name}", watched(getattr(simd, f"{way}_{name}"), size))
+twins.memory.guard = look
 
-import kizuki  # noqa: E402
 from kizuki.cpu import kernels  # noqa: E402
 
 FLOATS = replace(target.TARGETS["generic"], block_q=8, block_k=32)
@@ -153,10 +135,12 @@ def enter(self: Block, kernel: str, chosen: target.Target, tasks: int, threads: 
     blocks[:] = [self]
     memory = Memory()
     ROUTINES[kernel, chosen.name](self.slots.buffer_info()[0])
+    memory = None
 
 
 Block.enter = enter  # type: ignore[method-assign]
 launch.threads = lambda: 1
+launch.switched_off = lambda: False
 in_pairs = False  # whether bfloat16 is multiplied in pairs, by multiply-adds in the place of the instruction
 
 
@@ -168,111 +152,57 @@ def chosen(dtype: torch.dtype = torch.float32) -> target.Target:
 launch.target = chosen
 
 
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+class Read(custom.Captured):
+    """A user's array inside the loop along a row: read through its table, as compiled code reads it."""
+
+    def __getitem__(self, index: Any) -> Any:
+        at = custom._wide(index if isinstance(index, tuple) else (index,))
+        if not custom._inside(self, at):
+            raise IndexError("index out of range")
+        return custom._element(self, at)
 
 
-def problems() -> dict[str, Any]:
-    """Name: the call."""
-    F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
-    masks = kizuki.masks
-    found: dict[str, Any] = {}
+class Code(custom.Code):
+    """A user's function that Python runs: the loop around it gets an address that compiled code could call."""
 
-    def add(
-        name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: bool = True, **options: Any
-    ) -> None:
-        found[name] = (q, k, v, grad, options)
+    def _typed(self, node: Any) -> Any:
+        for entry in self._entries:
+            entry.__class__ = Read
+        return self._rebuilt(node)
 
-    for dtype in (F32, F64, BF16, F16):
-        q, k, v = (randn(1, 2, n, 8, seed=s, dtype=dtype) for s, n in enumerate((19, 37, 37)))
-        add(f"bare {dtype}", q, k, v)
-        add(f"odd width {dtype}", q[..., :5], k[..., :5], v[..., :3])
-    q, k, v = (randn(1, 4, 37, 8), randn(1, 2, 37, 8, seed=1), randn(1, 2, 37, 8, seed=2))
-    seen = torch.rand(37, 37, generator=torch.Generator().manual_seed(0)) < 0.6
-    seen[5] = False
-    add(
-        "causal, capped, sinks", q, k, v, causal=True, softcap=2.0, sinks=torch.tensor([0.5, -1.0, 30.0, 0.0])
-    )
-    add("a window and keys", q, k, v, window=(9, 2), mask=masks.keys(torch.arange(37) % 5 > 0))
-    add("a dense mask", q, k, v, mask=seen)
-    add("a bias", q, k, v, bias=torch.where(seen, randn(37, 37, seed=5), -torch.inf), scale=-0.4)
-    add("a bias of each key", q, k, v, bias=randn(4, 1, 37, seed=5))
-    odd = v.clone()
-    odd[0, 0, 3, 2], odd[0, 1, 30] = torch.inf, torch.nan
-    add("odd values", q, k, odd, causal=True, grad=False)
-    poison = k.clone()
-    poison[:, :, 7] = torch.nan
-    add("poison", q, poison, v, mask=masks.keys(torch.arange(37) != 7))
-    for dtype in (F32, BF16):
-        one, many = randn(1, 4, 1, 8, dtype=dtype), randn(1, 2, 300, 8, seed=3, dtype=dtype)
-        add(f"decoding {dtype}", one, many, many, grad=False)
-        add(
-            f"decoding, masked {dtype}",
-            one,
-            many,
-            many,
-            grad=False,
-            mask=torch.arange(300) % 3 > 0,
-            softcap=3.0,
-        )
-        spoiled = many.clone()
-        spoiled[0, 0, 5], spoiled[0, 1, 7, 1] = torch.nan, torch.inf
-        add(f"decoding, odd {dtype}", one, many, spoiled, grad=False, mask=torch.arange(300) != 5)
-    q, k, v = (randn(1, 2, n, 10, seed=s, dtype=BF16) for s, n in enumerate((19, 37, 37)))
-    add("pairs", q, k, v, softcap=3.0)
-    add("pairs, odd width", q[..., :5], k[..., :5], v[..., :3])
-    add("pairs, decoding", randn(1, 2, 1, 8, dtype=BF16), k[..., :8], v[..., :8], grad=False)
-    odd = v[..., :8].clone()
-    odd[0, 0, 3, 2] = torch.inf
-    add("pairs, odd values", q, k, odd, grad=False, mask=torch.arange(37) != 3)
-    add("pairs, decoding odd values", randn(1, 2, 1, 8, dtype=BF16), k[..., :8], odd, grad=False)
-    q, k, v = (randn(1, 4, 37, 8), randn(1, 2, 37, 8, seed=1), randn(1, 2, 37, 8, seed=2))
-    add("columns", *(randn(1, 2, 8, 19, seed=s).transpose(-1, -2) for s in range(3)))
-    add("nothing seen", q, k, v, mask=torch.zeros(37, 37, dtype=torch.bool))
-    add("dropped", q, k, v, grad=False, dropout=1.0)
-    return found
+    def _compiled(self, name: str, build: Any, arguments: int) -> Any:
+        if name not in self._kept:
+            loop = custom._guarded(build(), self.table.ctypes.data + 8 * custom.FAILURES, arguments)
+            call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)(loop)
+            self._kept[name] = Called(call, ctypes.cast(call, ctypes.c_void_p).value or 0)
+        return self._kept[name]
+
+
+class Called(NamedTuple):
+    """A function of Python's with an address."""
+
+    function: Any
+    address: int
+
+
+custom.Code = Code  # type: ignore[misc]
+
+
+from twins.problems import Wrong, answer, problems  # noqa: E402
+
+gc.freeze()  # what was imported is not looked through again at each call
 
 
 def compute(name: str) -> list[str]:
     """Run one problem; what is wrong with it."""
     global in_pairs
-    in_pairs = name.startswith("pairs")
-    q, k, v, grad, options = problems()[name]
-    dropout = {"dropout": options.pop("dropout")} if "dropout" in options else {}
-    exact = kizuki.attention(q.double(), k.double(), v.double(), backend="portable", **options, **dropout)
-    wrong = []
-
-    def compare(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
-        eps = torch.finfo(got.dtype).eps
-        size = float(want[want.isfinite()].abs().max()) if want.isfinite().any() else 1.0
-        near = torch.isclose(
-            got.double(), want.double(), rtol=64 * eps, atol=64 * eps * max(size, 1), equal_nan=True
-        )
-        if not near.all():
-            wrong.append(f"{name}: {what}")
-
-    compare("output", kizuki.attention(q, k, v, backend="cpu", **options, **dropout), exact)
-    if not dropout:
-        observed = kizuki.Observe(
-            topk=3, entropy=True, received=True, max_score=True, distance=True, pool=(min(3, q.shape[-2]), 4)
-        )
-        output, seen = kizuki.attention(q, k, v, backend="cpu", observe=observed, **options)
-        compare("observed output", output, exact)
-        truth = kizuki.attend(q.double(), k.double(), backend="portable", **options).observe(observed)
-        for reading in () if in_pairs else ("entropy", "received", "max_score", "distance", "pool"):
-            compare(reading, getattr(seen, reading), getattr(truth, reading))
-        if not in_pairs:  # theirs are of float32 numbers, and those of pairs are the kernel's own
-            compare("topk", seen.topk[0], truth.topk[0])
-    if grad:
-        pair = []
-        for backend, dtype in (("cpu", q.dtype), ("portable", torch.float64)):
-            leaves = [t.detach().to(dtype).requires_grad_() for t in (q, k, v)]
-            output = kizuki.attention(*leaves, backend=backend, **options)
-            up = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view(output.shape).to(dtype)
-            pair.append(torch.autograd.grad(output, leaves, up))
-        for which, got, want in zip(("query", "key", "value"), *pair, strict=True):
-            compare(f"gradient of {which}", got, want)
-    return wrong
+    problem = problems()[name]
+    in_pairs = problem.paired
+    try:
+        answer(problem)
+    except Wrong as wrong:
+        return [f"{name}: {wrong}"]
+    return []
 
 
 def loops() -> dict[Path, set[int]]:
@@ -318,7 +248,8 @@ def main() -> None:
         return local if frame.f_code.co_filename.startswith(folder) else None
 
     wrong: list[str] = []
-    sys.settrace(enters)
+    if sys.gettrace() is None:  # else it is run under coverage, which counts for itself
+        sys.settrace(enters)
     for name in sys.argv[1:] or problems():
         wrong += compute(name)
     sys.settrace(None)

@@ -43,6 +43,14 @@ KEPT = 256  # compiled functions kept; the one not used for longest goes first
 HEADS, FAILURES, FIRST = 0, 1, 2  # of a table: query heads; how often the function raised; its arrays
 STEP = 2.0**-17.4  # of the central difference: near the cube root of the spacing of float64
 
+# What Numba raises of a function that it cannot compile. Bytecode it does not know has a class of its own, no
+# NumbaError, in newer versions only.
+REFUSED = (
+    errors.NumbaError,
+    getattr(errors, "UnsupportedBytecodeError", errors.UnsupportedError),
+    NotImplementedError,
+)
+
 torchlike.teach()  # what `torch.where` and its like mean for one number
 
 
@@ -207,7 +215,7 @@ class Code:
         kinds = [types.float64] * (self.kind == "score") + [types.int64] * 4
         try:
             call.compile(tuple(kinds))
-        except (errors.NumbaError, errors.UnsupportedBytecodeError, NotImplementedError) as error:
+        except REFUSED as error:
             raise Unfit(f"cannot be compiled ({_short(error)})") from None
         result = call.overloads[tuple(kinds)].signature.return_type
         if self.kind == "mask":

@@ -149,7 +149,10 @@ class Answers:
             raise QuestionError(f"layer: {layer} is not here; there are {page.spans(list(self.matrices))}")
         if head not in self.heads:
             raise QuestionError(f"head: {head} is not here; there are {page.spans(self.heads)}")
-        self._info(layer)
+        try:
+            self._info(layer)
+        except page.PageError as error:
+            raise QuestionError(f"layer {layer} cannot be shown: {error}") from None
         return At(layer, self.heads.index(head))
 
     def _head(self, parameters: Mapping[str, str], **limits: int) -> tuple[At, Head, list[int]]:
@@ -161,11 +164,8 @@ class Answers:
         return at, self._opened(at), rest
 
     def _info(self, layer: int) -> dict[str, Any]:
-        """What the page is told of a layer; opens it."""
-        try:
-            matrix = self.matrices[layer]
-        except page.PageError as error:
-            raise QuestionError(f"layer {layer} cannot be shown: {error}") from None
+        """What the page is told of a layer; opens it, and raises `PageError` where it cannot be shown."""
+        matrix = self.matrices[layer]
         with self._lock:
             if layer in self._infos:
                 return self._infos[layer]

@@ -90,8 +90,10 @@ class Reader:
             "chunk": hf.chunked_overlay(3, torch.tensor([1])),
             "packed": hf.packed_sequence_mask_function(ids),
             "and": hf.and_masks(hf.causal_mask_function, hf.sliding_window_overlay(2)),
-            "positions": hf.remap_positions_for_packed_sequence(hf.causal_mask_function, places),
         }
+        remap = getattr(hf, "remap_positions_for_packed_sequence", None)  # newer than transformers 5.21
+        if remap is not None:
+            examples["positions"] = remap(hf.causal_mask_function, places)
         self.names: dict[CodeType, str] = {fn.__code__: name for name, fn in examples.items()}
         b, i, j = torch.zeros(1, 1, 1, dtype=torch.int64), torch.arange(7)[:, None], torch.arange(7)
         for name, fn in examples.items():

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 import kizuki
-from kizuki.look import cut
 from kizuki.models import Recording, run, sources
+from kizuki.models.tokens import cut
 
 MB = 1e6
 CHUNK = 2**24

@@ -26,8 +26,9 @@ BertViz's page loads three scripts from a CDN and is blank without them. With `-
 a folder in which `npm pack requirejs@2.3.6 d3@5.7.0 jquery@2.1.4` was unpacked (jQuery 2.0.0, which it names, is not on
 npm), and BertViz has a second row.
 
-Transformer Explainer is a web site about one model of its own (GPT-2 in the browser) and in no package registry: its
-cells stay "not tried". kizuki's served carrier is measured where `kizuki look --serve` exists.
+Transformer Explainer is a web site about one model of its own (GPT-2 in the browser), in no package registry; its form
+takes 12 words at most, so that only the first of these inputs could be given to it: its cells stay empty. kizuki's
+served carrier is measured where `kizuki look --serve` exists.
 """
 
 from __future__ import annotations
@@ -131,7 +132,9 @@ def main() -> None:
 def cell(args: argparse.Namespace, folder: str, tokens: int, name: str) -> dict[str, Any]:
     """One explorer on one text: its page is made, then opened."""
     if name == "transformer explainer":
-        return {"failed": "not tried: in no package registry"}
+        return {
+            "failed": "not to be had: a web site of one model, in no package registry; it takes 12 words at most"
+        }
     if name == "bertviz with its CDN" and args.cdn is None:
         return {"failed": "not tried: no --cdn"}
     page = Path(folder) / "page.html"

@@ -1,4 +1,4 @@
-"""Every script of benchmarks/ finds what it imports: they run by hand, and a name that moved would be seen years later."""
+"""Every script of benchmarks/ finds what it imports: they run by hand, where a name that moved is seen late."""
 
 import runpy
 import sys

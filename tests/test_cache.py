@@ -198,6 +198,19 @@ def test_a_window_uses_its_pages_again() -> None:
         cache.truncate(3)
 
 
+def test_a_window_is_cut_only_to_where_the_next_query_can_see() -> None:
+    cache = KVCache(1, 1, 4, window=2, page=3)
+    for _ in range(6):
+        cache.append(torch.randn(1, 1, 1, 4), torch.randn(1, 1, 1, 4))
+    with pytest.raises(
+        ValueError, match="length is 3 but sequence 0 starts at 3, and the next query sees back to key 2"
+    ):
+        cache.truncate(3)
+    cache.truncate(4)
+    cache.append(torch.randn(1, 1, 1, 4), torch.randn(1, 1, 1, 4))
+    assert cache.attention(torch.randn(1, 1, 1, 4)).isfinite().all()
+
+
 def test_a_prefill_longer_than_the_window() -> None:
     key, value, query = three(400, 400)
     cache = KVCache(1, 1, 16, window=64, page=16)

@@ -302,6 +302,14 @@ def test_an_exception_in_the_block_leaves_everything_as_it_was():
     assert torch.equal(logits(model), plain)
 
 
+def test_a_model_of_nan_has_no_effect_to_show():
+    model = model_of("gpt2")
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_fc.weight[0, 0] = float("nan")
+    with pytest.raises(CauseError, match="the model as it is gives NaN or Inf at position"):
+        cause(model, IDS[:1], AblateHead(1, 0), position=8, controls=2)
+
+
 def test_attention_that_goes_by_another_way_is_refused():
     model = build(tf.BloomForCausalLM, tf.BloomConfig(vocab_size=97, hidden_size=24, n_layer=2, n_head=4))
     with pytest.raises(CauseError, match="layer 1 did not go by transformers' attention interface"):

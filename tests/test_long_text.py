@@ -184,3 +184,19 @@ def test_words_come_later_and_show_the_same_text(visit: Any) -> None:
         shown = page.evaluate("() => [...document.querySelectorAll('#tokens .t')].map(e => e.textContent)")
         assert shown[:2] == ["un0000happy ", "un0001happy "]
         assert re.fullmatch(r"un\d{4}happy ", shown[-1])
+
+
+@pytest.mark.browser
+def test_while_many_rows_are_read_no_other_reading_stands_under_them(visit: Any) -> None:
+    page = visit(run_of(LONG), "#l=0&h=0&q=5000&k=4990&dir=reads", read=False, wait=read)
+    assert page.locator("#reading-rows tr").count() > 0
+    page.evaluate("() => kizukiPage.store.set({ several: '20000-29999' })")
+    page.wait_for_function(
+        "() => / [0-9]+ . 10000$/.test(document.getElementById('reading-title').textContent)"
+    )
+    assert page.locator("#reading-rows tr").count() == 0
+    assert page.locator("#mass").text_content() == ""
+    page.evaluate("() => kizukiPage.store.set({ query: 7, several: '' })")
+    read(page)
+    assert "token 7)" in page.locator("#reading-title").text_content()
+    assert "100 %" in page.locator("#mass").text_content()

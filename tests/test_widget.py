@@ -82,6 +82,14 @@ def test_show_is_a_widget_that_answers_and_refuses_what_it_cannot_show() -> None
         shown.close()
     with pytest.raises(PageError, match="height is 10 but must be a whole number of pixels"):
         widget(shown.conversation.answers, height=10)
+    with pytest.raises(
+        RecordError, match=r"recording\.show: other is a str but must be a Recording; kizuki.open"
+    ):
+        made.show(other="b.safetensors")
+    with pytest.raises(
+        RecordError, match=r"recording\.show: source is a str but must be a Source; kizuki.models.load"
+    ):
+        made.show(source="smollm2")
     made.tokens = None
     with pytest.raises(RecordError, match=r"recording\.show: it holds no tokens"):
         made.show()

@@ -107,6 +107,10 @@ def _check_head(model: Any, head: nn.Module) -> None:
     with torch.no_grad():
         mine = finish(model, head(model.base_model(input_ids=ids, use_cache=False)[0]).float())
         own = model(input_ids=ids, use_cache=False).logits.float()
+    if not bool(torch.isfinite(own).all()):
+        raise PredictError(
+            f"kizuki.models.next_tokens: {type(model).__name__} gives NaN or Inf for its logits"
+        )
     eps = torch.finfo(next(head.parameters()).dtype).eps
     near = 16 * eps * float(own.abs().max())
     if mine.shape != own.shape or not torch.allclose(mine, own, rtol=0, atol=near):

@@ -105,7 +105,18 @@ class Shows:
 def _run(recording: Shows, name: str, source: Source | None = None) -> Run:
     """The recording as a run, of a model that is not here unless it is given."""
     from .onepass import Run
+    from .recording import Recording
+    from .sources import Source
 
+    for argument, given, kind, mend in (
+        ("other", recording, Recording, "kizuki.open(path) gives one"),
+        ("source", source, Source | None, "kizuki.models.load(name) gives one"),
+    ):
+        if not isinstance(given, kind):
+            wanted = "Recording" if kind is Recording else "Source"
+            raise RecordError(
+                f"recording.{name}: {argument} is a {type(given).__name__} but must be a {wanted}; {mend}"
+            )
     held = cast("Recording", recording)
     if held.tokens is None:
         raise RecordError(

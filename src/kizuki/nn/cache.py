@@ -418,10 +418,11 @@ class KVCache:
             raise OptionError(f"KVCache.truncate: length is {length!r} but must be a whole number >= 0")
         cut = [b for b in self._chosen("truncate", sequence) if self._lengths[b] > length]
         for b in cut:
-            if length < self._gone[b] * self._page:
+            first = self._gone[b] * self._page
+            if self.window is not None and first > max(0, length - self.window + 1):
                 raise OptionError(
-                    f"KVCache.truncate: length is {length} but sequence {b} starts at {self._gone[b] * self._page}; "
-                    "what a window has passed is gone"
+                    f"KVCache.truncate: length is {length} but sequence {b} starts at {first}, and the next query sees "
+                    f"back to key {max(0, length - self.window + 1)}; what a window has passed is gone"
                 )
         for b in cut:
             self._lengths[b] = length

@@ -278,7 +278,8 @@ class Page {
     };
     const read = async () => {
       const opened = await this.data.head(layer, head);
-      const reading = await this.joined(opened, layer, head, state.direction, subjects, signal);
+      const waits = (done) => this.showWaiting(done, subjects.length);
+      const reading = await this.joined(opened, layer, head, state.direction, subjects, signal, this.units, this.data, waits);
       if (!signal.aborted) this.showReading(reading, { layer, head, direction: state.direction, subject, subjects });
       this.wordsAsked ??= this.addWords().catch((error) => this.fail(error)); // after the first reading, which does without
     };
@@ -291,16 +292,17 @@ class Page {
     }
   }
 
-  /** The readings of all subjects as one: of words where the text is shown as words. */
-  async joined(opened, layer, head, direction, subjects, signal, units = this.units, data = this.data) {
-    const readings = [];
-    let rested = performance.now();
+  /** The readings of all subjects as one: of words where the text is shown as words. waits(done) where it takes long. */
+  async joined(opened, layer, head, direction, subjects, signal, units = this.units, data = this.data, waits = () => {}) {
+    const readings = [], begun = performance.now();
+    let rested = begun;
     for (const subject of subjects) {
       if (performance.now() - rested > 40) { // thousands of rows leave the page alive
         await new Promise((resume) => setTimeout(resume, 0));
         rested = performance.now();
       }
       signal.throwIfAborted();
+      if (performance.now() - begun > 300) waits(readings.length);
       readings.push(await this.reading(opened, layer, head, direction, subject, signal, data));
     }
     const one = readings.length === 1 ? readings[0] : (direction === "reads" ? joinRows : joinColumns)(readings);
@@ -317,6 +319,14 @@ class Page {
     const received = (await data.received(layer, head))[subject];
     if (top === null) return { exact: false, bad: null, dense: null, list: [], total: direction === "reads" ? 1 : received, score: null };
     return direction === "reads" ? readTopRow(top, subject, 1) : readTopColumn(top, subject, received);
+  }
+
+  /** Rows still on their way: what was read of other tokens does not stand under these. */
+  showWaiting(done, all) {
+    say(byId("reading-title"), `${this.t("reading_rows")} ${done} / ${all}`);
+    for (const id of ["mass", "reading-note"]) say(byId(id), "");
+    byId("reading-rows").replaceChildren();
+    this.text.paint([], this.scale, this.colours);
   }
 
   showReading(reading, { layer, head, direction, subject, subjects }) {

@@ -228,6 +228,13 @@ def _compared(
     chosen: tuple[int, int] | None,
     tokenizer: Any,
 ) -> Effect:
+    for answer, which in ((plain, "as it is"), (changed, "with the intervention")):
+        numbers = answer.state if answer.logits is None else answer.logits
+        if not bool(torch.isfinite(numbers).all()):
+            raise CauseError(
+                f"kizuki.models.causes.cause: the model {which} gives NaN or Inf at position {position}; its next "
+                "token means nothing there"
+            )
     moved = float((changed.state - plain.state).norm() / plain.state.norm())
     if plain.logits is None or changed.logits is None:
         return Effect(edit, position, None, [], [], None, None, moved, None)

@@ -32,6 +32,7 @@ import torch
 
 import kizuki
 from kizuki import models
+from kizuki.bench.point import peak
 from kizuki.explorer.answers import Answers
 from kizuki.explorer.heads import Head
 from kizuki.explorer.server import Server
@@ -111,12 +112,8 @@ def tell(what: str, **values: object) -> None:
 
 
 def memory() -> Row:
-    """The most that this process had in memory, in MB, where the system says so."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return {"peak_mb": None}
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return {"peak_mb": round(int(line.split()[1]) / 1e3)}
+    """The most that this process had in memory, in MB."""
+    return {"peak_mb": round(peak() / 1e6)}
 
 
 def tiles(answers: Answers, rounds: int) -> Iterator[Row]:

@@ -107,6 +107,20 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
+def watched(context: Any, troubles: list[str], home: str) -> Any:
+    """A new page that tells of every error, every word on its console, and every request that does not go home."""
+    page = context.new_page()
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("console", lambda message: troubles.append(message.text))
+
+    def asked(request: Any) -> None:
+        if not request.url.startswith((home, "data:", "blob:")):
+            troubles.append(request.url)
+
+    page.on("request", asked)
+    return page
+
+
 @pytest.fixture
 def show(browser: Any) -> Iterator[Any]:
     """Opens a page, waits until its head is drawn; afterwards no error and no request may have happened."""
@@ -126,15 +140,7 @@ def show(browser: Any) -> Iterator[Any]:
         )
         contexts.append(context)
         context.add_init_script(script)
-        page = context.new_page()
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda message: troubles.append(message.text))
-        page.on(
-            "request",
-            lambda request: (
-                request.url.startswith(("file:", "blob:", "data:")) or troubles.append(request.url)
-            ),
-        )
+        page = watched(context, troubles, "file:")
         page.goto(f"file://{path}{at}")
         settle(page)
         return page
@@ -165,15 +171,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
             **({"locale": "en-US", "color_scheme": "light"} | options),
         )
         undo.append(context.close)
-        page = context.new_page()
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda message: troubles.append(message.text))
-        page.on(
-            "request",
-            lambda request: (
-                request.url.startswith((server.address, "data:", "blob:")) or troubles.append(request.url)
-            ),
-        )
+        page = watched(context, troubles, server.address)
         page.server, page.troubles = server, troubles
         page.goto(server.address + at)
         (wait or settle)(page)

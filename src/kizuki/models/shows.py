@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from .rule import RecordError
 
@@ -108,22 +108,22 @@ def _run(recording: Shows, name: str, source: Source | None = None) -> Run:
     from .recording import Recording
     from .sources import Source
 
-    for argument, given, kind, mend in (
-        ("other", recording, Recording, "kizuki.open(path) gives one"),
-        ("source", source, Source | None, "kizuki.models.load(name) gives one"),
-    ):
-        if not isinstance(given, kind):
-            wanted = "Recording" if kind is Recording else "Source"
-            raise RecordError(
-                f"recording.{name}: {argument} is a {type(given).__name__} but must be a {wanted}; {mend}"
-            )
-    held = cast("Recording", recording)
-    if held.tokens is None:
+    if not isinstance(recording, Recording):  # `self` is one, what is given as `other` need not be
+        raise RecordError(
+            f"recording.{name}: other is a {type(recording).__name__} but must be a Recording; "
+            "kizuki.open(path) gives one"
+        )
+    if source is not None and not isinstance(source, Source):
+        raise RecordError(
+            f"recording.{name}: source is a {type(source).__name__} but must be a Source; "
+            "kizuki.models.load(name) gives one"
+        )
+    if recording.tokens is None:
         raise RecordError(
             f"recording.{name}: it holds no tokens to show; set recording.tokens = source.tokenize(text) first"
         )
-    if source is not None and source.name != held.model_name:
+    if source is not None and source.name != recording.model_name:
         raise RecordError(
-            f"recording.{name}: source is {source.name} but {held.model_name} was recorded; give that model"
+            f"recording.{name}: source is {source.name} but {recording.model_name} was recorded; give that model"
         )
-    return Run(held.tokens, held, None, source, {})
+    return Run(recording.tokens, recording, None, source, {})

@@ -181,7 +181,7 @@ def _attention(
 
 
 def _cached(original: Callable[..., Tensor], cache: KVCache, query: Tensor, **options: Any) -> Tensor:
-    """`KVCache.attention`: the newest queries and all the keys, which the next step writes behind and not over."""
+    """`KVCache.attention`: the newest queries, and a copy of all that the cache holds at this moment."""
     with told():
         output = original(cache, query, **options)
 

@@ -114,7 +114,7 @@ def bodies(function: Any) -> Any:
 numba.njit, numba.extending.intrinsic = python, bodies
 from kizuki.cpu import custom, launch, rows, target  # noqa: E402
 from kizuki.cpu.block import Block  # noqa: E402
-from kizuki.cpu.kernels import simd  # noqa: E402
+from kizuki.cpu.kernels import scalar  # noqa: E402
 
 twins.memory.guard = look
 
@@ -226,10 +226,10 @@ def astray() -> str:
     global memory
     x = torch.ones(4)
     memory = Memory()
-    if float(simd.load_f32(x.data_ptr() + 12)) != 1:
+    if float(scalar.load_f32(x.data_ptr() + 12)) != 1:
         return "the last number of a tensor is not read"
     try:
-        simd.load_f32(x.data_ptr() + (1 << 46))
+        scalar.load_f32(x.data_ptr() + (1 << 46))
     except IndexError as error:
         return str(error)
     return "it was read"

@@ -30,8 +30,12 @@ TARGETS = {
 }
 OF_PAIRS = ("tile.", "few.", "pack.pairs", "rows.emit.narrow_row")  # what is emitted otherwise for pairs
 # One type has no 16-bit memory, or they are not called with it.
-ONLY = {"simd.load_narrow": {"float32"}, "simd.store_narrow": {"float32"}, "rows.emit.narrow_row": {"pairs"}}
-OWN = {"simd.call_row", "custom._wide", "custom._inside", "custom._element"}  # tests of their own, below
+ONLY = {
+    "scalar.load_narrow": {"float32"},
+    "scalar.store_narrow": {"float32"},
+    "rows.emit.narrow_row": {"pairs"},
+}
+OWN = {"scalar.call_row", "custom._wide", "custom._inside", "custom._element"}  # tests of their own, below
 
 
 def pairs() -> list[Any]:
@@ -43,8 +47,8 @@ def pairs() -> list[Any]:
                 fits = fits and name.startswith(OF_PAIRS)
             elif name in ("tile.emit.scores_of_pairs", "pack.pairs.weave_panel"):
                 fits = False
-            if name.startswith("simd.") and kind != "float32":
-                fits = fits and name == "simd.fma_one"
+            if name.startswith("scalar.") and kind != "float32":
+                fits = fits and name == "scalar.fma_one"
             if fits:
                 made.append(pytest.param(name, kind, id=f"{name} {kind}"))
     return made
@@ -125,7 +129,7 @@ def test_looking_changes_no_bit(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["simd.store_narrow", "rows.emit.scaled.scale_panel", "rows.emit.narrow_row"]
+    "name", ["scalar.store_narrow", "rows.emit.scaled.scale_panel", "rows.emit.narrow_row"]
 )
 def test_a_nan_stays_one_in_16_bits(name: str) -> None:
     """It keeps its sign, is quiet, and is no infinity: whatever its bits were."""
@@ -138,7 +142,7 @@ def test_a_nan_stays_one_in_16_bits(name: str) -> None:
         for bits in patterns:
             arena, number = Arena(), np.full(4 * t.lanes * t.nv, bits, np.uint32).view(np.float32)
             place, out = arena.put(number), arena.put(np.zeros(t.nr, np.uint16))
-            if name == "simd.store_narrow":
+            if name == "scalar.store_narrow":
                 each.body(out, number[0], BFLOAT16)
             elif name == "rows.emit.narrow_row":
                 each.body(place, 0, 4 * t.lanes)
@@ -157,7 +161,7 @@ def test_a_function_at_an_address_is_called() -> None:
     kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)
     function = kind(lambda *given: told.append(given))
     address = ctypes.cast(function, ctypes.c_void_p).value
-    (each,) = emitted.of(TARGETS["float32"])["simd.call_row"]
+    (each,) = emitted.of(TARGETS["float32"])["scalar.call_row"]
     given = (1, -2, 3, 1 << 40, 5, -(1 << 50), 7)
     each.body(address, *given)
     each.twin(address, *given)

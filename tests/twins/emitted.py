@@ -12,7 +12,7 @@ from unittest import mock
 
 import numba.extending
 
-from kizuki.cpu.kernels import best, few, pack, rows, simd, tile, views
+from kizuki.cpu.kernels import best, few, pack, rows, scalar, tile, views
 from kizuki.cpu.target import Target
 
 from .bodies import INTRINSIC, Body
@@ -49,12 +49,12 @@ def of(t: Target) -> dict[str, list[Emitted]]:
     collector = Collector()
     with mock.patch.object(numba.extending, "intrinsic", collector):
         # What is emitted when the module is read: from a copy of it that nobody else has.
-        spec = importlib.util.spec_from_file_location(f"{simd.__package__}.simd", simd.__file__)
+        spec = importlib.util.spec_from_file_location(f"{scalar.__package__}.scalar", scalar.__file__)
         assert spec is not None
         assert spec.loader is not None
         copy = importlib.util.module_from_spec(spec)
         with mock.patch.dict(sys.modules):
-            sys.modules[f"{simd.__package__}.simd"] = copy  # where its dataclasses look for themselves
+            sys.modules[f"{scalar.__package__}.scalar"] = copy  # where its dataclasses look for themselves
             spec.loader.exec_module(copy)
     patches = [
         mock.patch.object(module, "intrinsic", collector) for module in (tile, rows, pack, few, views, best)

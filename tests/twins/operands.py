@@ -92,26 +92,26 @@ def width(t: Target, random: Random) -> int:
 # -- single numbers ----------------------------------------------------------------------------------
 
 
-@case("simd._scalar_load.load")
+@case("scalar._scalar_load.load")
 def _(a: Arena, t: Target, random: Random, hostile: bool, numba_type: Any) -> list[Any]:
     kind = np.dtype(str(numba_type))
     return [a.put(random.integers(0, 256, 8, np.uint8)[: kind.itemsize].view(kind))]
 
 
-@case("simd._scalar_store.store")
+@case("scalar._scalar_store.store")
 def _(a: Arena, t: Target, random: Random, hostile: bool, numba_type: Any) -> list[Any]:
     kind = np.dtype(str(numba_type))
     value = np.float64(random.normal()) if kind.kind == "f" else random.integers(0, 200)
     return [a.put(np.zeros(3, kind)) + kind.itemsize, kind.type(value)]
 
 
-@case("simd.load_narrow")
+@case("scalar.load_narrow")
 def _(a: Arena, t: Target, random: Random, hostile: bool) -> list[Any]:
     kind = int(random.integers(BFLOAT16, FLOAT16 + 1))
     return [a.put(stored(t, kind, random, hostile, 1).view(np.uint16)), kind]
 
 
-@case("simd.store_narrow")
+@case("scalar.store_narrow")
 def _(a: Arena, t: Target, random: Random, hostile: bool) -> list[Any]:
     value = np.float32(drawn(t, random, hostile, 1)[0])
     if np.isnan(value):
@@ -119,17 +119,17 @@ def _(a: Arena, t: Target, random: Random, hostile: bool) -> list[Any]:
     return [a.put(np.zeros(3, np.uint16)) + 2, value, int(random.integers(BFLOAT16, FLOAT16 + 1))]
 
 
-@case("simd.take_ticket", "simd.take_last")
+@case("scalar.take_ticket", "scalar.take_last")
 def _(a: Arena, t: Target, random: Random, hostile: bool) -> list[Any]:
     return [a.put(random.integers(-5, 1 << 40, 1))]
 
 
-@case("simd.prefetch")
+@case("scalar.prefetch")
 def _(a: Arena, t: Target, random: Random, hostile: bool) -> list[Any]:
     return [int(random.integers(0, 1 << 60)) if hostile else a.put(np.zeros(4))]
 
 
-@case("simd.fma_one")
+@case("scalar.fma_one")
 def _(a: Arena, t: Target, random: Random, hostile: bool) -> list[Any]:
     return list(drawn(t, random, hostile, 3))
 

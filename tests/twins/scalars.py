@@ -23,7 +23,7 @@ PLACES: dict[str, Any] = {
 FLOATS: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
 
 
-@twin("simd._scalar_load.load")
+@twin("scalar._scalar_load.load")
 def load(numba_type: Any) -> Twin:
     name = str(numba_type)
     place = PLACES[name]
@@ -36,7 +36,7 @@ def load(numba_type: Any) -> Twin:
     return load
 
 
-@twin("simd._scalar_store.store")
+@twin("scalar._scalar_store.store")
 def store(numba_type: Any) -> Twin:
     name = str(numba_type)
     place = PLACES[name]
@@ -49,7 +49,7 @@ def store(numba_type: Any) -> Twin:
     return store
 
 
-@twin("simd.load_narrow")
+@twin("scalar.load_narrow")
 def load_narrow() -> Twin:
     def load_narrow(address: int, kind: int) -> Any:
         if kind == BFLOAT16:
@@ -59,7 +59,7 @@ def load_narrow() -> Twin:
     return load_narrow
 
 
-@twin("simd.store_narrow")
+@twin("scalar.store_narrow")
 def store_narrow() -> Twin:
     def store_narrow(address: int, value: Any, kind: int) -> None:
         with np.errstate(over="ignore"):
@@ -74,7 +74,7 @@ def _next(address: int) -> int:
     return int(place[0]) - 1
 
 
-@twin("simd.take_ticket")
+@twin("scalar.take_ticket")
 def take_ticket() -> Twin:
     def take_ticket(address: int) -> int:
         return _next(address)
@@ -82,7 +82,7 @@ def take_ticket() -> Twin:
     return take_ticket
 
 
-@twin("simd.take_last")
+@twin("scalar.take_last")
 def take_last() -> Twin:
     def take_last(address: int) -> int:
         return _next(address)
@@ -90,7 +90,7 @@ def take_last() -> Twin:
     return take_last
 
 
-@twin("simd.prefetch")
+@twin("scalar.prefetch")
 def prefetch() -> Twin:
     def prefetch(address: int) -> None:
         """Any address is allowed, and nothing is read."""
@@ -98,7 +98,7 @@ def prefetch() -> Twin:
     return prefetch
 
 
-@twin("simd.fma_one")
+@twin("scalar.fma_one")
 def fma_one() -> Twin:
     def fma_one(x: Any, y: Any, z: Any) -> Any:
         return rounding.fma(x, y, z)[0]
@@ -106,7 +106,7 @@ def fma_one() -> Twin:
     return fma_one
 
 
-@twin("simd.call_row")
+@twin("scalar.call_row")
 def call_row() -> Twin:
     kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)
 

@@ -37,7 +37,8 @@ from torch import Tensor
 from ..errors import OptionError
 from ..functions import ARGUMENTS, DTYPES, Node, Survey, Unfit, named
 from . import launch, torchlike
-from .kernels.simd import I8, I64, access, load_f64, load_i64, store_f64, store_i64, store_u8
+from .kernels.real import I8, I64
+from .kernels.scalar import access, load_f64, load_i64, store_f64, store_i64, store_u8
 
 KEPT = 256  # compiled functions kept; the one not used for longest goes first
 HEADS, FAILURES, FIRST = 0, 1, 2  # of a table: query heads; how often the function raised; its arrays

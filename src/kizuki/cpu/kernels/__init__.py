@@ -1,12 +1,13 @@
 """What Numba compiles: imported only where the cache has no object code yet.
 
-simd.py     vector code over the LLVM IR builder      tile.py     the emitted inner products
+real.py     types, and polynomials of exp and tanh    simd.py     vector code over the LLVM IR builder
+scalar.py   loads, stores and atomics of a number     tile.py     the emitted inner products
 rows.py     the emitted bodies of a row of scores     pack.py     operands into panels
 scores.py   masked scores of a block                  softmax.py  the end of a row: joining splits, dividing
 forward.py  the online softmax                        decode.py   the same for few queries, nothing packed
 backward.py gradients given the lse                   prepare.py  operands packed for them
 watch.py    readings folded into the forward pass     views.py    its bodies
-few.py      the products of decode.py
+few.py      the products of decode.py                 best.py     the k largest weights of a row
 
 A kernel is `void kernel(int64 args)`, args the address of the argument block (`layout.py`). It raises nothing,
 allocates nothing and calls nothing but libm, so its object code needs neither Numba nor Python to run.

@@ -22,7 +22,7 @@ from ..target import Target
 from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
-from .simd import access, load_f64, load_i64, piece, take_ticket
+from .scalar import access, load_f64, load_i64, piece, take_ticket
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]

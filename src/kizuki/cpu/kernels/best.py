@@ -17,7 +17,9 @@ from numba.extending import intrinsic
 
 from ..sizes import WAITING
 from ..target import Target
-from .simd import I64, Emit, access, load_i64, piece, real, store_i32, store_i64
+from .real import I64, real
+from .scalar import access, load_i64, piece, store_i32, store_i64
+from .simd import Emit
 
 Pair = tuple[ir.Value, ir.Value]  # scores, and their keys: whole numbers as wide as a score
 

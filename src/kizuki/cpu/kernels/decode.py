@@ -21,7 +21,7 @@ from . import rows as row_bodies
 from . import scores as shared
 from . import softmax, tile
 from .pack import ALL_ONES
-from .simd import (
+from .scalar import (
     access,
     fma_one,
     load_i64,

@@ -16,7 +16,9 @@ from numba.extending import intrinsic
 
 from ..sizes import BFLOAT16, PLAIN, step_of
 from ..target import Target
-from .simd import I64, Emit, load_i64, piece
+from .real import I64
+from .scalar import load_i64, piece
+from .simd import Emit
 
 CHUNK = 16  # keys whose values are in the cache at once while columns pass over them; even, for pairs
 

@@ -27,17 +27,7 @@ from . import scores as shared
 from . import softmax, tile
 from . import watch as watching
 from .pack import panels as panels_of
-from .simd import (
-    access,
-    load_i64,
-    load_u8,
-    piece,
-    prefetch,
-    steps_for,
-    store_i64,
-    store_u8,
-    take_ticket,
-)
+from .scalar import access, load_i64, load_u8, piece, prefetch, steps_for, store_i64, store_u8, take_ticket
 
 S = SLOT
 NEXT_TASK, NEXT_SLOT, TASKS = S["NEXT_TASK"], S["NEXT_SLOT"], S["TASKS"]

@@ -18,7 +18,9 @@ from numba.extending import intrinsic
 from ..layout import SLOT
 from ..sizes import BFLOAT16, PLAIN
 from ..target import Target
-from .simd import I64, Emit, access, load_i64, load_u16, piece, steps_for, store_u8, store_u16, take_ticket
+from .real import I64
+from .scalar import access, load_i64, load_u16, piece, steps_for, store_u8, store_u16, take_ticket
+from .simd import Emit
 
 S = SLOT
 NEXT_TASK, TASKS, KIND, VALUE_KIND = S["NEXT_TASK"], S["TASKS"], S["KIND"], S["VALUE_KIND"]

@@ -18,7 +18,7 @@ from . import rows as row_bodies
 from . import scores as shared
 from . import tile
 from .pack import panels
-from .simd import access, load_f64, load_i64, piece, store_i64, take_ticket
+from .scalar import access, load_f64, load_i64, piece, store_i64, take_ticket
 
 S = SLOT
 NEXT_TASK, TASKS, KEYS, QUERIES = S["NEXT_TASK"], S["TASKS"], S["KEYS"], S["QUERIES"]

@@ -10,7 +10,8 @@ from numba.extending import intrinsic
 
 from ..sizes import BFLOAT16, FLOAT16, PLAIN
 from ..target import Target
-from .simd import I8, I32, I64, NEG_INF, Emit, real
+from .real import I8, I32, I64, NEG_INF, real
+from .simd import Emit
 
 
 class Rows(NamedTuple):

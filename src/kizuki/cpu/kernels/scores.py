@@ -11,7 +11,7 @@ from ..layout import SLOT
 from ..sizes import BFLOAT16, PLAIN
 from ..target import Target
 from .rows import Rows
-from .simd import (
+from .scalar import (
     access,
     call_row,
     load_f64,

@@ -15,7 +15,7 @@ from ..layout import SLOT
 from ..sizes import BFLOAT16, PLAIN
 from ..target import Target
 from .rows import Rows
-from .simd import access, load_f64, load_i64, load_u8, piece, store_f64, store_u8
+from .scalar import access, load_f64, load_i64, load_u8, piece, store_f64, store_u8
 
 S = SLOT
 VALUE_KIND, OUT_KIND, KEYS, VALUE_DIM = S["VALUE_KIND"], S["OUT_KIND"], S["KEYS"], S["VALUE_DIM"]

@@ -19,7 +19,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..target import Target
-from .simd import I64, Emit
+from .real import I64
+from .simd import Emit
 
 
 class Products(NamedTuple):

@@ -9,7 +9,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..target import Target
-from .simd import I64, NEG_INF, Emit, real
+from .real import I64, NEG_INF, real
+from .simd import Emit
 
 
 class Views(NamedTuple):

@@ -20,8 +20,8 @@ from ..layout import SLOT
 from ..target import Target
 from . import views
 from .rows import Rows
+from .scalar import access, load_f64, load_i64, piece, store_f64
 from .scores import Scores
-from .simd import access, load_f64, load_i64, piece, store_f64
 
 S = SLOT
 KEYS, FIRST_QUERY = S["KEYS"], S["FIRST_QUERY"]

@@ -58,6 +58,16 @@ def test_the_target_follows_from_the_features() -> None:
     assert target.select(frozenset({"avx2"})).name == "generic", "avx2 tiles need fma"
 
 
+def test_an_llvm_that_would_end_the_process_over_an_instruction_is_not_asked_for_it(monkeypatch):
+    """LLVM 14 and 15, with Numba 0.60 and 0.61, abort at vdpbf16ps of bfloat16 operands; bfdot they know."""
+    import llvmlite.binding as llvm
+
+    for version, dots in ((14, False), (15, False), (20, True)):
+        monkeypatch.setattr(llvm, "llvm_version_info", (version, 0, 0))
+        assert bool(target.select(frozenset({"avx512f", "avx512bf16"})).dot) is dots
+        assert target.select(frozenset({"neon", "bf16"})).dot == "bf16"
+
+
 @pytest.mark.parametrize("made", target.TARGETS.values(), ids=lambda t: t.name)
 def test_tile_shapes_fit_each_other(made: target.Target) -> None:
     """What the kernels take for granted of a target."""

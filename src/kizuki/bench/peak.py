@@ -21,7 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..cpu.kernels.simd import BFloat
-from ..cpu.target import features
+from ..cpu.target import emits, features
 
 CHAINS = 12  # independent sums, enough to hide the latency of a multiply-add on two pipes
 ROUNDS = 8
@@ -162,7 +162,7 @@ def multiply_adds(kind: str, threads: int) -> Peak:
     if kind != "bf16":
         return Peak(chains(kind, threads), f"{kind} multiply-adds in registers")
     found = [Peak(chains("f32", threads), "f32 multiply-adds in registers (widened)")]
-    if "avx512bf16" in features():
+    if "avx512bf16" in features() and emits("avx512bf16"):
         found.append(Peak(chains("bf16", threads), "bf16 dot products in registers"))
     if any(name in features() for name in ("avx512bf16", "amx-bf16", "bf16")):
         found.append(Peak(products(torch.bfloat16), "bf16 matrix product of torch"))

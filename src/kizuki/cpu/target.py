@@ -61,6 +61,9 @@ TARGETS = {
 }
 
 DOTS = {"avx512": "avx512bf16", "neon": "bf16"}  # the feature that has them, by target
+# The LLVM from which on such an instruction takes bfloat16 operands; before it they were integers, and LLVM ends the
+# process over any other. Numba brings LLVM 14 up to 0.60, 15 in 0.61, and 20 or newer from 0.62 on.
+SINCE = {"avx512bf16": 16, "bf16": 12}
 
 SPLIT = 8  # key blocks whose sums are kept together; the sums of the splits are joined in order afterwards
 
@@ -71,6 +74,13 @@ def features() -> frozenset[str]:
     import llvmlite.binding as llvm
 
     return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+
+
+def emits(dot: str) -> bool:
+    """Whether the installed LLVM can write the instruction of a feature in `DOTS` as the kernels ask for it."""
+    import llvmlite.binding as llvm
+
+    return bool(llvm.llvm_version_info[0] >= SINCE[dot])
 
 
 def processor() -> str:
@@ -107,4 +117,4 @@ def select(found: frozenset[str] | None = None) -> Target:
     else:
         chosen = TARGETS["generic"]
     dot = DOTS.get(chosen.name, "")
-    return replace(chosen, dot=dot if dot in have else "emulated" if extra else "")
+    return replace(chosen, dot=dot if dot in have and emits(dot) else "emulated" if extra else "")

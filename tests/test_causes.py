@@ -408,3 +408,17 @@ def test_options_that_do_not_fit_are_one_line(args, expected, capsys):
     assert out == ""
     assert err.count("\n") == 1
     assert expected in err
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_what_the_position_never_sees_is_no_cause(name):
+    """Rounding would be all its effect; an encoder sees what stands behind, too."""
+    model = model_of(name)
+    ids = IDS[:1]
+    for edit in (MaskKeys((5,), layers=1), SetRow(1, 0, query=6, weights={0: 1.0})):
+        if name == "bert":
+            assert cause(model, ids, edit, position=4, controls=0).size > 1e-9
+            continue
+        with pytest.raises(CauseError, match=r"position 4.* never .*choose an earlier"):
+            cause(model, ids, edit, position=4, controls=0)
+    assert cause(model, ids, MaskKeys((2, 5), layers=1), position=4, controls=0).size > 1e-9

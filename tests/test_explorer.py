@@ -159,6 +159,14 @@ def test_a_small_limit_leaves_layers_out_and_says_so(tmp_path: Path) -> None:
     assert 4 in full
     assert 0 < len(full) < 6
     assert meta["top"] > 0
+    for wrong, says in (
+        ([4, 99], "99, which was not"),
+        ([True], "True, which was not"),
+        (4, "4 but must be a list"),
+    ):
+        with pytest.raises(PageError, match=says):
+            write_page(tmp_path / "wrong.html", run, first=wrong)
+    assert not (tmp_path / "wrong.html").exists()
 
 
 # -- writing -----------------------------------------------------------------------------------------

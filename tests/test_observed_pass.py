@@ -45,3 +45,16 @@ def test_what_cannot_be_read_leaves_the_pass_of_kizuki_alone():
         model(some_ids())
     with pytest.raises(kizuki.models.RecordError, match="rows is 99 but must be a whole number in 1 … 13"):
         recording.observation(0)
+
+
+def test_of_readings_alone_no_file_is_made(tmp_path):
+    _, model = models("llama")
+    with torch.no_grad(), kizuki.record(model, keep=kizuki.Observe(entropy=True)) as recording:
+        model(some_ids())
+    with pytest.raises(
+        kizuki.models.RecordError, match=r"there is no layer to save; keep=Observe.* keeps no q and k"
+    ):
+        recording.save(tmp_path / "a.safetensors")
+    for wrong in (True, 9):
+        with pytest.raises(kizuki.models.RecordError, match=rf"recording\[{wrong}\]: .*recorded are 0"):
+            recording.observation(wrong)

@@ -119,6 +119,16 @@ def test_sequences_of_unequal_length_see_their_own_keys():
 
 
 @torch.no_grad()
+def test_there_is_no_view_over_all_steps_and_the_line_says_where_they_are():
+    model, x = decoder("contiguous"), oracle.randn(SEQUENCES, 5, WIDTH)
+    with kizuki.record(model) as recording:
+        steps(model, "contiguous", x, 4)
+    says = r"of its own \(KVCache\), each pass stands alone: recording.pass_"
+    with pytest.raises(kizuki.models.RecordError, match=says):
+        recording.generation(torch.tensor([[1, 2, 3, 4, 5]]))
+
+
+@torch.no_grad()
 def test_what_goes_through_a_function_is_refused_by_name():
     model, x = decoder("contiguous", alibi=True), oracle.randn(SEQUENCES, 5, WIDTH)
     with kizuki.record(model) as recording:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
 import os
@@ -293,6 +294,21 @@ def test_without_pyarrow_one_line_says_so(monkeypatch, tmp_path):
     with pytest.raises(SurveyError, match=r"pip install 'kizuki\[survey\]'"):
         survey(TEXTS, source(), out=tmp_path / "s.parquet")
     assert survey(TEXTS, source(), ["entropy"]).done == 5
+
+
+def test_a_pyarrow_that_does_not_load_says_why(monkeypatch, tmp_path):
+    """One built for another NumPy is there, and installing it once more would change nothing."""
+    plain = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == "pyarrow":
+            raise ImportError("pyarrow requires NumPy 2.0 or newer\nand more")
+        return plain(name, *args, **kwargs)
+
+    monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(SurveyError, match=r"is here does not load: pyarrow requires NumPy 2.0 or newer$"):
+        survey(TEXTS, source(), out=tmp_path / "s.parquet")
 
 
 # -- the command -------------------------------------------------------------------------------------

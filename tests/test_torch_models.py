@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import threading
 import types
@@ -514,3 +515,20 @@ def test_a_plain_model_needs_no_transformers(monkeypatch):
     monkeypatch.delitem(sys.modules, "transformers", raising=False)
     with torch.no_grad():
         assert run(fresh(Net("module")), X).passes == 1
+
+
+def test_a_layer_with_nan_in_its_values_says_so():
+    """PyTorch carries NaN of a hidden value into rows that do not see it; A v does not (contract 2)."""
+
+    class Plain(torch.nn.Module):
+        def forward(self, query, value):
+            return torch.nn.functional.scaled_dot_product_attention(query, query, value, is_causal=True)
+
+    query = torch.randn(1, 2, 40, 8, generator=torch.Generator().manual_seed(0))
+    value = query.clone()
+    value[0, 0, 30] = math.nan
+    with kizuki.record(model := Plain()) as recording:
+        output = model(query, value)
+    assert bool(output[0, 0, 0].isnan().any()), "what is refused here would be shown"
+    with pytest.raises(kizuki.models.RecordError, match="there is NaN or Inf in its value, which"):
+        recording[0]

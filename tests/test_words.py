@@ -249,7 +249,7 @@ def test_without_regex_it_says_what_to_install(monkeypatch):
 
     def refuse(name, *args, **kwargs):
         if name == "regex":
-            raise ImportError(name)
+            raise ModuleNotFoundError(f"No module named {name!r}")
         return plain(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)

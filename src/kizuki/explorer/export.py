@@ -97,7 +97,8 @@ def write_page(
         The path.
 
     Raises:
-        PageError: a run is not one text, the two have no layer or head in common, or the path cannot be written.
+        PageError: a run is not one text, the two have no layer or head in common, `first` names a layer that neither
+            has, or the path cannot be written.
         BudgetError: not even the smallest page fits the limit. Both are ValueErrors of one line.
 
     Time: five passes over Q Kᵀ of every layer. Memory: the readings (at most the file's size) and one
@@ -125,6 +126,7 @@ def write(
     target = check_writable(path)
     if not limit_mb > 0:
         raise PageError(f"limit_mb is {limit_mb} but must be above 0, in MB of the file")
+    _check_first(first, [layer for each in (run, other) if each for layer in each.recording.layers])
     report = progress or (lambda stage, done, total: None)
     head_text = _head()
     fixed = len(head_text.encode())
@@ -154,6 +156,16 @@ def write(
     return Written(
         target, parts[0].chosen.full, parts[0].partial, parts[1].partial if other is not None else ()
     )
+
+
+def _check_first(first: Sequence[int], known: Sequence[Any]) -> None:
+    """`PageError` unless `first` names layers of these."""
+    if not isinstance(first, Sequence):
+        raise PageError(f"first is {first!r} but must be a list of layers")
+    for layer in first:
+        if isinstance(layer, bool) or layer not in known:
+            numbers = page.spans(sorted({each for each in known if isinstance(each, int)}))
+            raise PageError(f"first holds {layer!r}, which was not recorded; recorded are layers {numbers}")
 
 
 def _part(

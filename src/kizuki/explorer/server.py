@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..extras import absent
 from . import bundle
 from .answers import Answers, QuestionError
 from .export import PageError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 HOST = "127.0.0.1"
+NEEDS = "the server needs starlette and uvicorn"
 QUERY_LIMIT = 2_000  # characters of a path with its question; the longest that the page asks has about 150
 AT_ONCE = 4  # questions that are worked on at the same time; the others wait
 LOOK_AGAIN = 0.05  # seconds between two looks at whether somebody still waits
@@ -50,8 +52,8 @@ def application(answers: Answers, token: str, port: int, closing: threading.Even
         from starlette.applications import Starlette
         from starlette.responses import Response
         from starlette.routing import Route
-    except ImportError:
-        raise PageError("the server needs starlette and uvicorn; pip install 'kizuki[explorer]'") from None
+    except ImportError as error:
+        raise PageError(absent(error, NEEDS, "explorer")) from None
 
     script, style, html = bundle.script("main.js", "live"), bundle.style("page.css"), _html()
     policy = (
@@ -193,10 +195,8 @@ class Server:
     def __init__(self, answers: Answers, port: int = 0) -> None:
         try:
             import uvicorn
-        except ImportError:
-            raise PageError(
-                "the server needs starlette and uvicorn; pip install 'kizuki[explorer]'"
-            ) from None
+        except ImportError as error:
+            raise PageError(absent(error, NEEDS, "explorer")) from None
         self.answers = answers
         self.token = secrets.token_urlsafe(24)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

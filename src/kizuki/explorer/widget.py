@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ..extras import absent
 from . import bundle
 from .answers import Answers, QuestionError
 from .export import PageError, content_hash
@@ -74,8 +75,8 @@ def _kind() -> type[anywidget.AnyWidget]:
     try:
         import anywidget
         import traitlets
-    except ImportError:
-        raise PageError("a notebook's widget needs anywidget; pip install 'kizuki[explorer]'") from None
+    except ImportError as error:
+        raise PageError(absent(error, "a notebook's widget needs anywidget", "explorer")) from None
 
     class Explorer(anywidget.AnyWidget):
         """The explorer in a cell. `height` is in pixels and may be changed; `close()` ends it."""

@@ -91,7 +91,7 @@ def capture(
             mixed = kept.mixed(kept.rules[0])
             gap = call.output.gap(rows, mixed)
             if gap > 1:
-                raise RecordError(unlike(gap))
+                raise RecordError(kept.unlike(gap))
             kept.sample = mixed.to(query.dtype)
     if heads is not None:
         _pick_heads(kept, heads)
@@ -99,14 +99,6 @@ def capture(
         kept.key, kept.value = key.clone(), value.clone()
     kept.versions = kept.now()
     return kept
-
-
-def unlike(gap: float) -> str:
-    """The line for a layer whose own output the formula does not give."""
-    return (
-        f"softmax over q, k and the mask does not give this layer's own output (off by {gap:.2g} times what rounding "
-        "explains); its attention does something that kizuki does not know"
-    )
 
 
 def _read(call: Call, trim: bool) -> Seen:

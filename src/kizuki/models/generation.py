@@ -347,8 +347,9 @@ def _prompt_length(course: Course, prompt: int | None) -> int:
         return prompt
     if course.cache is None:
         raise RecordError(
-            "recording.generation: the model ran without a cache, so each pass read the whole text; say how many "
-            "tokens were given: prompt="
+            "recording.generation: the model ran without a cache of transformers. Where each pass read the whole text, "
+            "say how many tokens were given: prompt=. Where it decoded through one of its own (KVCache), each pass "
+            "stands alone: recording.pass_(n), under keep='all'"
         )
     return course.starts[0] + course.queries(0)
 

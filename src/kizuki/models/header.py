@@ -72,7 +72,11 @@ def table_of(recording: Recording) -> tuple[dict[str, Any], dict[str, Tensor]]:
             if layer in recording._errors:
                 raise recording._errors[layer]
             if layer not in recording._captures:
-                raise RecordError(recording._missing)
+                raise RecordError(
+                    "keep=Observe(...) keeps no q and k, of which a file is made; record without it"
+                    if layer in recording._observations
+                    else recording._missing
+                )
             capture = recording._captures[layer]
             rule = capture.matrix()[1]
         except RecordError as error:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
+from ..extras import absent
 
 Columns = dict[str, list[Any]]
 META = b"kizuki.survey"
@@ -35,10 +36,9 @@ def library() -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
-        raise SurveyError(
-            "kizuki survey: writing Parquet needs the package pyarrow; pip install 'kizuki[survey]'"
-        ) from None
+    except ImportError as error:
+        needs = "kizuki survey: writing Parquet needs the package pyarrow"
+        raise SurveyError(absent(error, needs, "survey")) from None
     return pyarrow
 
 

@@ -81,9 +81,20 @@ class Capture:
             if gap <= 1:
                 return matrix, rule
             worst = min(worst, gap)
-        raise RecordError(
-            f"{self.path}: softmax over q, k and the mask does not give this layer's own output (off by "
-            f"{worst:.2g} times what rounding explains); its attention does something that kizuki does not know"
+        raise RecordError(f"{self.path}: {self.unlike(worst)}")
+
+    def unlike(self, gap: float) -> str:
+        """The line for a layer whose own output the formula does not give."""
+        odd = [name for name in ("query", "key", "value") if not bool(getattr(self, name).isfinite().all())]
+        why = (
+            f"there is NaN or Inf in its {' and '.join(odd)}, which its own attention carried into rows that kizuki "
+            "keeps free of it"
+            if odd
+            else "its attention does something that kizuki does not know"
+        )
+        return (
+            f"softmax over q, k and the mask does not give this layer's own output (off by {gap:.2g} times what "
+            f"rounding explains); {why}"
         )
 
     def _attend(self, rule: Rule) -> AttentionMatrix:
@@ -272,8 +283,8 @@ class Recording(Saves, Shows):
 
         Raises RecordError where the block was opened without it, and for the same reasons as `recording[layer]`.
         """
+        self._held(layer)
         if layer not in self._observations:
-            self._held(layer)
             raise RecordError(
                 f"recording.observation({layer!r}): nothing was read during the pass; open the block with "
                 "kizuki.record(model, keep=kizuki.Observe(...))"
@@ -351,6 +362,10 @@ class Recording(Saves, Shows):
 
     def _held(self, layer: Layer) -> None:
         """Raise unless something of this layer was kept."""
+        if isinstance(layer, bool):  # which would stand for layer 0 or 1
+            raise RecordError(
+                f"recording[{layer!r}]: a layer is a number or a name; recorded are {_few(self.layers)}"
+            )
         if layer in self._errors:
             raise RecordError(f"recording[{layer!r}]: {self._errors[layer]}")
         if layer in self._captures or layer in self._observations:

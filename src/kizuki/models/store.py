@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from .. import files
+from ..extras import absent
 from . import header
 from .header import HeaderError, Shape
 from .recording import Capture, Layer, Recording
@@ -217,8 +218,8 @@ def _read(path: Path) -> tuple[Any, dict[str, Any]]:
     """The open file and its checked table; raises HeaderError."""
     try:
         from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise HeaderError("needs the package safetensors; pip install 'kizuki[models]'") from None
+    except ImportError as error:
+        raise HeaderError(absent(error, "needs the package safetensors", "models")) from None
     try:
         if path.is_dir():
             raise HeaderError("is a folder; give the file that recording.save wrote")

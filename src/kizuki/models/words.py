@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ..extras import absent
 from .tokens import TextError, Tokens, visible
 
 if TYPE_CHECKING:
@@ -251,6 +252,6 @@ def _given(text: str, spans: Sequence[Span]) -> list[int]:
 def _regex() -> Any:
     try:
         import regex
-    except ImportError:
-        raise TextError("join: needs the package regex; pip install 'kizuki[models]'") from None
+    except ImportError as error:
+        raise TextError(absent(error, "join: needs the package regex", "models")) from None
     return regex

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...extras import absent
 from .cells import FigureError
 from .drawing import Drawing, Grid, Line, Text
 
@@ -29,10 +30,9 @@ def library() -> Any:
     """Pillow, or an error that says what to install."""
     try:
         from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
-    except ImportError:
-        raise FigureError(
-            "figure: PNG needs the package pillow; pip install 'kizuki[explorer]', or save an .svg"
-        ) from None
+    except ImportError as error:
+        why = absent(error, "PNG needs the package pillow", "explorer", ", or save an .svg")
+        raise FigureError(f"figure: {why}") from None
     return Image, ImageDraw, ImageFont, PngImagePlugin
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...extras import absent
 from .cells import Axis, Cells, FigureError
 
 
@@ -66,10 +67,9 @@ def written_parquet(cells: Cells, about: dict[str, Any]) -> bytes:
     try:
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
-        raise FigureError(
-            "figure: Parquet needs the package pyarrow; pip install 'kizuki[survey]', or save a .csv"
-        ) from None
+    except ImportError as error:
+        why = absent(error, "Parquet needs the package pyarrow", "survey", ", or save a .csv")
+        raise FigureError(f"figure: {why}") from None
     held = columns(cells)
     kinds = {name: pyarrow.string() if name.endswith("_text") else pyarrow.int64() for name in held}
     kinds[cells.pool or "weight"] = pyarrow.float32()

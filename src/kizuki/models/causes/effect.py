@@ -163,6 +163,8 @@ def cause(
     report("interventions", 0, total)
     plain, heard = _run(network, ids, position, None)
     report("interventions", 1, total)
+    if heard.causal:
+        _reaches(edit, position, count)
     others = _others(edit, heard, position, count, controls, seed)
     total = 2 + len(others)
     changed, _ = _run(network, ids, position, edit)
@@ -293,6 +295,22 @@ def _others(
         return []
     sets = {tuple(sorted(draw.sample(seen, len(own)))) for _ in range(controls)}
     return [(keys, replace(edit, keys=keys)) for keys in sorted(sets)]
+
+
+def _reaches(edit: Edit, position: int, count: int) -> None:
+    """CauseError for an edit behind a position that sees nothing behind itself: rounding would be its whole effect."""
+    if isinstance(edit, MaskKeys):
+        keys = (edit.keys,) if isinstance(edit.keys, int) else tuple(edit.keys)
+        if position < min(keys) < count:
+            raise CauseError(
+                f"cause: position {position} sees the keys 0 … {position} and never key {min(keys)}, so hiding that "
+                "changes nothing there; choose an earlier key or a later position"
+            )
+    elif isinstance(edit, SetRow) and position < edit.query < count:
+        raise CauseError(
+            f"cause: row {edit.query} is of a token behind position {position}, which never sees it; choose an earlier "
+            "row or a later position"
+        )
 
 
 def _given(model: Source | nn.Module, text: str | Tokens | Tensor) -> tuple[Any, Any, Tensor]:

@@ -1,0 +1,18 @@
+"""Packages that only some of kizuki needs: what to say where one cannot be imported."""
+
+from __future__ import annotations
+
+
+def absent(error: ImportError, needs: str, extra: str, otherwise: str = "") -> str:
+    """One line: `needs`, and the mend; a package that is there but does not load says so itself.
+
+    >>> from kizuki.extras import absent
+    >>> absent(ModuleNotFoundError("No module named 'pyarrow'"), "Parquet needs the package pyarrow", "survey")
+    "Parquet needs the package pyarrow; pip install 'kizuki[survey]'"
+    >>> absent(ImportError("pyarrow requires NumPy 2.0 or newer"), "Parquet needs the package pyarrow", "survey")
+    'Parquet needs the package pyarrow, and what is here does not load: pyarrow requires NumPy 2.0 or newer'
+    """
+    if isinstance(error, ModuleNotFoundError):
+        return f"{needs}; pip install 'kizuki[{extra}]'{otherwise}"
+    why = (str(error).strip().splitlines() or ["it does not say why"])[0]
+    return f"{needs}, and what is here does not load: {why}{otherwise}"

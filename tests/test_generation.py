@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as tf
 from test_families import BART, BLOOM, T5, falcon
-from tiny import FAMILIES, build, some_ids, tiny
+from tiny import CACHE, FAMILIES, behind, build, skip_what_fails_by_itself, some_ids, tiny
 from tolerance import assert_accurate
 
 import kizuki
@@ -87,6 +87,7 @@ def assert_names(generation, sequence, given):
     + [(name, "static") for name in ("llama", "mistral", "gpt_oss", "llama4")],
 )
 def test_greedy_with_every_cache_and_window(name, cache):
+    skip_what_fails_by_itself(name, cache)
     model = tiny(name)
     recording, output = generate(model, cache_implementation=cache)
     assert recording.passes == 9
@@ -219,7 +220,7 @@ def test_a_loop_of_ones_own_and_a_model_without_cache():
         for _ in range(5):
             token = output.logits[:, -1:].argmax(-1)
             ids = torch.cat([ids, token], 1)
-            output = model(token, cache=output.cache)
+            output = model(token, **behind(getattr(output, CACHE)))
     ids = torch.cat([ids, output.logits[:, -1:].argmax(-1)], 1)
     assert_generation(recording.generation(ids), model, range(3))
     with pytest.raises(RecordError, match=r"12 tokens were read .* but the sequence has 14"):
@@ -353,9 +354,10 @@ def test_a_model_that_sees_a_picture_first():
     assert_names(generation, output[0], 17)
     assert generation.layers == ("language_model.0", "language_model.1")
     tower = "vision_tower.encoder.0"
+    before = r"ran once, before the passes .* read recording\['vision_tower.encoder.0'\]"
     with pytest.raises(
-        RecordError, match=r"ran once, before the passes .* read recording\['vision_tower.encoder.0'\]"
-    ):
+        RecordError, match=rf"{before}|read 10 places in a pass over 17 tokens"
+    ):  # older: in the first
         generation[tower]
     assert recording[tower].shape == (1, 4, 10, 10)
     truth, plain = [], []
@@ -377,11 +379,11 @@ def test_a_cache_that_was_filled_before_the_block(name):
     cache = tf.DynamicCache(config=model.config)
     before = 3 if name == "llama" else 6  # the window is 5
     with torch.no_grad():
-        model(ids[:, :before], cache=cache)
+        model(ids[:, :before], **behind(cache))
         with kizuki.record(model) as recording:
-            output = model(ids[:, before:], cache=cache)
+            output = model(ids[:, before:], **behind(cache))
             token = output.logits[:, -1:].argmax(-1)
-            output = model(token, cache=cache)
+            output = model(token, **behind(cache))
     text = torch.cat([ids, token, output.logits[:, -1:].argmax(-1)], 1)
     generation = recording.generation(text)
     assert [row.position for row in generation.rows] == list(range(before, 8))

@@ -11,7 +11,18 @@ import sys
 import pytest
 import torch
 import transformers as tf
-from tiny import FAMILIES, NARROW, SMALL, TOKENS, build, padding, some_ids, tiny
+from tiny import (
+    FAMILIES,
+    NARROW,
+    SMALL,
+    TOKENS,
+    behind,
+    build,
+    padding,
+    skip_what_fails_by_itself,
+    some_ids,
+    tiny,
+)
 from tolerance import assert_accurate
 from transformers import masking_utils as hf
 
@@ -261,6 +272,7 @@ def test_logits_are_those_of_each_text_alone(name, side, no_numbers):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_greedy_tokens_are_the_eager_model_s(name, cache, no_numbers):
+    skip_what_fails_by_itself(name, cache)
     eager, ours = models(name)
     for real in (padding("none"), padding("left")):
         given = {**GREEDY, "attention_mask": real, "cache_implementation": cache}
@@ -275,7 +287,7 @@ def test_a_prompt_in_pieces_and_beams(name, no_numbers):
         with torch.no_grad():
             for start, stop in ((0, 6), (6, 11), (11, 13)):
                 logits = model(
-                    some_ids()[:, start:stop], attention_mask=real[:, :stop], cache=cache, use_cache=True
+                    some_ids()[:, start:stop], attention_mask=real[:, :stop], use_cache=True, **behind(cache)
                 ).logits
         found.append((logits, model.generate(some_ids(), attention_mask=real, num_beams=3, **GREEDY)))
     assert torch.allclose(found[0][0], found[1][0], atol=2e-5)
@@ -466,6 +478,10 @@ def test_a_recording_holds_what_the_eager_model_s_does():
             assert torch.allclose(ours[layer][...], eager[layer][...], atol=1e-5)
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7),
+    reason="torch 2.6 cannot trace transformers' models",
+)
 def test_compiled_in_one_graph():
     ours = tiny("mistral", "kizuki")
     compiled = torch.compile(ours, backend="eager", fullgraph=True)

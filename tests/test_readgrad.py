@@ -80,7 +80,12 @@ def test_float32_over_many_blocks(reading: str, backend: str) -> None:
         out.sin().sum().backward()
         return [q.grad, k.grad]  # type: ignore[list-item]
 
-    orders = [torch.arange(301), torch.arange(301).flip(0), torch.randperm(301, generator=torch.Generator())]
+    draw = torch.Generator()
+    orders = [
+        torch.arange(301),
+        torch.arange(301).flip(0),
+        *(torch.randperm(301, generator=draw) for _ in range(4)),
+    ]
     plain = zip(*(grads(torch.float32, order) for order in orders), strict=True)
 
     q, k = query.clone().requires_grad_(), key.clone().requires_grad_()

@@ -315,6 +315,11 @@ def test_indexing_is_torchs(name: str, backend: str) -> None:
     pair.truth, pair.weights = Truth(truth, truth, truth, seen), weights
     index = INDICES[name]
     matrix = kizuki.attend(query, key, mask=seen, backend=backend)
+    try:
+        truth[index]
+    except IndexError:  # torch 2.6 counts the axes of a boolean tensor before a slice wrongly, and says so
+        assert torch.__version__.startswith("2.6."), "only there"
+        pytest.skip("this torch cannot do it itself")
     pair.agrees(matrix[index], lambda a: a[index], name)
 
 

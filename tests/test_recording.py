@@ -6,7 +6,7 @@ import oracle
 import pytest
 import torch
 import transformers as tf
-from tiny import GROUPED, SMALL, TOKENS, build, some_ids, tiny
+from tiny import GROUPED, SMALL, TOKENS, behind, build, some_ids, tiny
 from tolerance import assert_accurate
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
@@ -27,15 +27,15 @@ def test_one_more_step_behind_a_cache(kind, mode):
             else kind(config=model.config)
         )
         with kizuki.record(model) as recording:
-            model(ids, cache=cache)
+            model(ids, **behind(cache))
             prompt, rows = recording[1], recording[1][...].clone()
-            model(ids[:, :1], cache=cache)
+            model(ids[:, :1], **behind(cache))
             step, keys = recording[1], recording[1].key
             assert step.shape == (3, 4, 1, TOKENS + 1)
             assert torch.equal(keys[:, :, :TOKENS], prompt.key)
             truth = oracle.plain(step.query, keys, dtype=torch.float64)[0]
             assert_accurate(step[...], truth, oracle.plain(step.query, keys)[0])
-            model(ids[:, 1:4], cache=cache)  # three at once: lower right
+            model(ids[:, 1:4], **behind(cache))  # three at once: lower right
             assert recording.rule(1) == "causal"
             assert recording[1].shape == (3, 4, 3, TOKENS + 4)
             assert torch.equal(
@@ -43,7 +43,7 @@ def test_one_more_step_behind_a_cache(kind, mode):
                 torch.as_tensor(oracle.causal(3, TOKENS + 4, "lower_right")).expand(3, 4, -1, -1),
             )
         cache.reset()
-        model(ids + 1, cache=cache)
+        model(ids + 1, **behind(cache))
         assert torch.equal(prompt[...], rows)  # a cache written in place did not reach what was kept
 
 

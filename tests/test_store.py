@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 import transformers as tf
 from stored import assert_same, pieces, recorded, together
-from tiny import FAMILIES, some_ids, tiny
+from tiny import FAMILIES, behind, some_ids, tiny
 
 import kizuki
 from kizuki.models import RecordError, Tokens
@@ -71,8 +71,8 @@ def test_packed_documents_and_a_preallocated_cache(tmp_path):
         assert packed.rule(0) == "causal & documents"
         assert_same(packed, recording)
         cache = tf.StaticCache(config=model.config, max_cache_len=64)
-        model(ids, cache=cache)
-        model(ids[:, :1], cache=cache)
+        model(ids, **behind(cache))
+        model(ids[:, :1], **behind(cache))
     step = kizuki.open(recording.save(tmp_path / "step"))
     assert_same(step, recording)
     assert step[0].shape == (2, 4, 1, 10)

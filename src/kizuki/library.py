@@ -75,8 +75,14 @@ def _function(number: int) -> Callable[..., Any]:
     return _functions[number]
 
 
+def _exporting() -> bool:
+    """Whether torch.export traces this. torch 2.6 has no name for it, but a flag that torch.export alone sets."""
+    known = getattr(torch.compiler, "is_exporting", None)
+    return torch.compiler._is_compiling_flag if known is None else known()
+
+
 def _keep(fn: Callable[..., Any], where: str = "masks.where") -> int:
-    if torch.compiler.is_exporting():
+    if _exporting():
         raise OptionError(
             f"{CALLER}: {where} holds a Python function, which torch.export cannot write down; say the same "
             "with the rules of kizuki.masks, a boolean tensor or bias="

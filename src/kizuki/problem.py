@@ -501,5 +501,5 @@ def join_masks(
         return None
     joined = parts[0]
     for rule in parts[1:]:
-        joined = joined & rule
+        joined = joined.__and__(rule)  # torch.compile before 2.9 does not know & of objects
     return joined

@@ -355,11 +355,12 @@ def test_a_model_that_sees_a_picture_first():
     assert generation.layers == ("language_model.0", "language_model.1")
     tower = "vision_tower.encoder.0"
     before = r"ran once, before the passes .* read recording\['vision_tower.encoder.0'\]"
-    with pytest.raises(
-        RecordError, match=rf"{before}|read 10 places in a pass over 17 tokens"
-    ):  # older: in the first
+    with pytest.raises(RecordError, match=rf"{before}|read 10 places in a pass over 17 tokens") as refused:
         generation[tower]
-    assert recording[tower].shape == (1, 4, 10, 10)
+    if "ran once" in str(
+        refused.value
+    ):  # older transformers run the tower within the first pass, and no later one
+        assert recording[tower].shape == (1, 4, 10, 10)
     truth, plain = [], []
     for made, dtype in ((truth, torch.float64), (plain, torch.float32)):
         same = copy.deepcopy(model).to(dtype)

@@ -47,6 +47,36 @@ def test_numbers_on_the_served_page_are_those_of_a(visit: Open) -> None:
 
 
 @pytest.mark.browser
+def test_a_selection_of_thousands_is_summed_by_python_and_is_the_mean_or_the_sum(visit: Open) -> None:
+    """A row a question took 11 s for 200 tokens of a long text; now 256 tokens are one question."""
+    made = matrix(2_000)
+    page = visit(make_run({0: made}))
+    for direction, selected in (
+        ("reads", made[0, 2, 300:1_500].mean(0)),
+        ("readers", made[0, 2, :, 300:1_500].sum(-1)),
+    ):
+        chosen = {
+            "layer": 0,
+            "head": 2,
+            "query": 300,
+            "key": 300,
+            "direction": direction,
+            "several": "300-1499",
+        }
+        page.evaluate("() => performance.clearResourceTimings()")
+        page.evaluate("s => kizukiPage.store.set(s)", chosen)
+        settle(page)
+        best = selected.topk(12)
+        assert [token for token, _ in table(page)] == best.indices.tolist()
+        for token, weight in table(page):
+            assert math.isclose(weight, selected[token], rel_tol=6e-4)
+        names = page.evaluate("() => performance.getEntriesByType('resource').map(e => e.name)")
+        kind = "/rowsum?" if direction == "reads" else "/columnsum?"
+        assert len({name for name in names if kind in name}) == 5, names
+        assert not [name for name in names if "/row?" in name or "/column?" in name]
+
+
+@pytest.mark.browser
 def test_zooming_asks_for_exact_tiles_and_takes_stale_ones_back(visit: Open) -> None:
     made = matrix(2300, heads=1, kv_heads=1)
     page = visit(make_run({0: made}))

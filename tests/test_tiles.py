@@ -12,10 +12,10 @@ from pages import make_run, matrix
 from served import asked
 
 import kizuki
-from kizuki.explorer import atlas, heads, tiles
+from kizuki.explorer import atlas, heads, several, tiles
 from kizuki.explorer.answers import Answers, QuestionError
 from kizuki.explorer.budget import ROWS
-from kizuki.explorer.heads import Head, Stale
+from kizuki.explorer.heads import Head, Stale, nobody_left
 from kizuki.explorer.kept import Kept
 from kizuki.explorer.tiles import Far, base_zoom
 
@@ -77,6 +77,14 @@ def test_rows_columns_cells_blocks_and_tiles_are_those_of_a(name: str) -> None:
             value = answers.run.recording.value(3)[0, head // 2]
             close(both["v"], value[0])
             close(both["output"], dense[i] @ value.double())
+        for tokens in ([0], [2, 3, 4, n - 1], range(min(n, 256))) if n > 4 else ([0],):
+            named = {4: f"2-4.{n - 1}"}.get(len(tokens), f"0-{tokens[-1]}")
+            rows = asked(answers, "rowsum", **at, tokens=named)
+            assert rows["ok"], rows
+            close(rows["weights"], dense[list(tokens)].sum(0))
+            columns = asked(answers, "columnsum", **at, tokens=named)
+            assert columns["bad"] == []
+            close(columns["weights"], dense[:, list(tokens)].sum(1))
         for zoom in (0, 1, 3):
             mass, peak = blocks(dense, 2**zoom)
             tile = asked(answers, "tile", **at, zoom=zoom, row=0, col=0, pool="both")
@@ -150,6 +158,11 @@ def test_a_spoiled_l_and_a_nan_are_refused_and_stay_in_their_rows() -> None:
     assert not head.row(40)[2].ok
     assert not head.row(70)[2].ok
     assert head.row(41)[2].ok
+    for tokens, wrong in (([39, 40, 41], 40), ([*range(41, 90)], 70)):
+        check = several.rows(head, tokens, nobody_left)[1]
+        assert check is not None
+        assert str(check) == str(head.row(wrong)[2])
+    assert several.rows(head, [39, 41, 71], nobody_left)[1] is None
     assert np.isnan(far.tile(0, 0, 0)[0][[40, 70]]).all()
 
 
@@ -293,6 +306,21 @@ def test_what_is_kept_is_bounded_and_made_once() -> None:
             {"layer": "0", "head": "0", "i0": "3", "i1": "3", "j0": "0", "j1": "9"},
             "block: is 0 × 9 cells",
         ),
+        *(
+            (
+                "rowsum",
+                {"layer": "0", "head": "0", "tokens": text},
+                f"tokens: is {text!r} but must be 1 to 256 rising",
+            )
+            for text in ("", "3.3", "4-2", "37", "5-3.9", "1e1", "٣", "0-36.", "-1", " 1")
+        ),
+        ("rowsum", {"layer": "0", "head": "0"}, "tokens: is None but must be 1 to 256 rising"),
+        (
+            "columnsum",
+            {"layer": "0", "head": "0", "tokens": "0.1-999999999"},
+            "tokens: is '0.1-999999999' but",
+        ),
+        ("columnsum", {"layer": "0", "head": "4", "tokens": "1"}, "head: is 4 but must be in 0 … 3"),
         ("meta", {"file": "/etc/passwd"}, "'file': no such parameter; there are none"),
         ("ranges", {"number": "1"}, "number: is 1 but must be in 0 … 0"),
     ],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from . import causing, page, start, wire
+from . import causing, page, several, start, wire
 from .atlas import Between, HeadRows, Reader
 from .budget import ROWS
 from .heads import Gone, Head, nobody_left
@@ -96,6 +96,8 @@ class Answers:
             "row": self._row,
             "column": self._column,
             "cell": self._cell,
+            "rowsum": self._row_sum,
+            "columnsum": self._column_sum,
             "block": self._block,
             "bare": self._bare,
             "values": self._values,
@@ -310,6 +312,35 @@ class Answers:
             "q": page.floats(steps.query[0, head.lane]),
             "k": page.floats(steps.key[0, head.lane]),
         }
+
+    def _several(self, parameters: Mapping[str, str], count: int) -> tuple[Head, list[int]]:
+        """The head, and the tokens of a selection."""
+        rest = dict(parameters)
+        tokens = several.parse(rest.pop("tokens", None), count)
+        if tokens is None:
+            raise QuestionError(
+                f"tokens: is {short(parameters.get('tokens'))} but must be 1 to {several.MOST} rising numbers in "
+                f"0 … {count - 1}, as 3-7.12"
+            )
+        return self._head(rest)[1], tokens
+
+    def _row_sum(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        head, tokens = self._several(parameters, self.queries)
+        total, bad = several.rows(head, tokens, gone)
+        if bad is not None:
+            return {
+                "ok": False,
+                "recorded": bad.recorded,
+                "recomputed": bad.recomputed,
+                "tolerance": bad.tolerance,
+            }
+        return {"ok": True, "weights": page.floats(total)}
+
+    def _column_sum(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
+        head, tokens = self._several(parameters, self.keys)
+        total = several.columns(head, tokens, gone)
+        heaviest = total.nan_to_num(nan=np.inf).topk(min(SUSPECTS, len(total))).indices.tolist()
+        return {"bad": [i for i in heaviest if not head.check(i).ok], "weights": page.floats(total)}
 
     def _block(self, parameters: Mapping[str, str], gone: Gone) -> dict[str, Any]:
         _, head, (i0, i1, j0, j1) = self._head(

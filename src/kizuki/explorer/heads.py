@@ -193,6 +193,17 @@ class Head:
                 scores[:, low - j0 : high - j0].masked_fill_((key < first) | (key >= stop), -math.inf)
         return scores
 
+    def logits_of(self, i0: int, i1: int, keys: Tensor) -> Tensor:
+        """Scores of rows i0 … i1 for these keys, `[i1 − i0, len(keys)]`, −inf where not visible; of a direct head."""
+        scores = (self.q[i0:i1] @ self.k[keys].T).mul_(self.scale)
+        if self.softcap is not None:
+            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        if self.first is not None and self.stop is not None:
+            scores.masked_fill_(
+                (keys < self.first[i0:i1, None]) | (keys >= self.stop[i0:i1, None]), -math.inf
+            )
+        return scores
+
     def chunks(self, i0: int, i1: int, width: int, block: int) -> Iterator[tuple[int, int]]:
         """Rows i0 … i1 in pieces of at most CELLS weights, none of which crosses a border of `block` rows by a part."""
         rows = max(1, CELLS // max(1, width))

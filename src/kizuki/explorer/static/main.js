@@ -25,6 +25,8 @@ import { Search, commandFor, fillWords, keyList, liveText, showProvenance } from
 import { attachKeys } from "./keys.js";
 import { darkNow, rememberChoice, startLanguage } from "./taste.js";
 
+const TOGETHER = 256; // tokens of a selection that Python sums in one answer
+
 class Page {
   constructor(source) {
     const { meta } = source;
@@ -294,26 +296,28 @@ class Page {
 
   /** The readings of all subjects as one: of words where the text is shown as words. waits(done) where it takes long. */
   async joined(opened, layer, head, direction, subjects, signal, units = this.units, data = this.data, waits = () => {}) {
-    const readings = [], begun = performance.now();
+    const readings = [], begun = performance.now(), apart = opened?.rowSum && subjects.length > 1 ? TOGETHER : 1;
     let rested = begun;
-    for (const subject of subjects) {
+    for (let at = 0; at < subjects.length; at += apart) {
       if (performance.now() - rested > 40) { // thousands of rows leave the page alive
         await new Promise((resume) => setTimeout(resume, 0));
         rested = performance.now();
       }
       signal.throwIfAborted();
-      if (performance.now() - begun > 300) waits(readings.length);
-      readings.push(await this.reading(opened, layer, head, direction, subject, signal, data));
+      if (performance.now() - begun > 300) waits(at);
+      readings.push(await this.reading(opened, layer, head, direction, apart > 1 ? subjects.slice(at, at + apart) : subjects[at], signal, data));
     }
-    const one = readings.length === 1 ? readings[0] : (direction === "reads" ? joinRows : joinColumns)(readings);
+    const one = subjects.length === 1 ? readings[0] : direction === "reads" ? joinRows(readings, subjects.length) : joinColumns(readings);
     return units.joined ? byUnits(one, units, direction) : one;
   }
 
+  /** `subject`: a token, or of a head that sums by itself a list of them. */
   async reading(opened, layer, head, direction, subject, signal, data = this.data) {
     if (opened !== null) {
-      if (direction === "reads") return readRow(await opened.row(subject, signal));
+      const sums = Array.isArray(subject);
+      if (direction === "reads") return readRow(await opened[sums ? "rowSum" : "row"](subject, signal));
       const check = this.pictures.head === opened && this.pictures.check;
-      return readColumn(await opened.column(subject, check ? check.badSet : null, signal));
+      return readColumn(await opened[sums ? "columnSum" : "column"](subject, check ? check.badSet : null, signal));
     }
     const top = await data.top(layer, head);
     const received = (await data.received(layer, head))[subject];

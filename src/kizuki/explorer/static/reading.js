@@ -33,10 +33,11 @@ export function readTopColumn(top, key, received) {
   return { exact: false, bad: null, dense: null, list, total: received, score: null };
 }
 
-/** What several queries read together: the mean over them, so that rows that sum to 1 still do. */
-export function joinRows(readings) {
+/** What several queries (count of them: a reading may be the sum of several) read together: the mean over them, so that
+    rows that sum to 1 still do. */
+export function joinRows(readings, count = readings.length) {
   const bad = readings.find((reading) => reading.bad)?.bad ?? null;
-  return bad ? { exact: true, bad, dense: null, list: [], total: 0, score: null } : combined(readings, 1 / readings.length);
+  return bad ? { exact: true, bad, dense: null, list: [], total: 0, score: null } : combined(readings, 1 / count);
 }
 
 /** Who reads several keys: the sum over them. */

@@ -1,6 +1,7 @@
 // A source whose numbers Python computes when they are asked for: the server's, and the notebook's.
 import { baseZoom } from "./levels.js";
 import { tileName } from "./pictures.js";
+import { formatTokens } from "./selection.js";
 
 const KEPT = 64; // answers about heads (margins, rows, columns) kept at hand; the oldest goes first
 const AGAIN_MS = 1500; // how often is asked which layers have been read meanwhile
@@ -134,6 +135,19 @@ class RemoteHead {
     const { weights, scores, bad } = await this.ask("column", { key }, signal);
     for (const i of [...(refused ?? []), ...bad]) weights[i] = 0;
     return { weights, score: (i) => scores[i] };
+  }
+
+  /** The sum of what these queries read: as row(). */
+  async rowSum(queries, signal) {
+    const { weights, ...check } = await this.ask("rowsum", { tokens: formatTokens(queries) }, signal);
+    return { check, weights: check.ok ? weights : null, score: null };
+  }
+
+  /** Of who reads these keys: as column(). */
+  async columnSum(keys, refused, signal) {
+    const { weights, bad } = await this.ask("columnsum", { tokens: formatTokens(keys) }, signal);
+    for (const i of [...(refused ?? []), ...bad]) weights[i] = 0;
+    return { weights, score: null };
   }
 
   cell(query, key, signal) {

@@ -137,9 +137,10 @@ def test_the_page_opens_a_layer_when_it_is_chosen(visit: Any) -> None:
     page.evaluate("() => kizukiPage.store.set({ layer: 0 })")
     page.wait_for_selector("#failure", state="visible")
     assert "layer 0 cannot be shown: off by 3" in text_of(page, "#failure")
-    type(page.server.answers.reader).begin(page.server.answers.reader)
-    page.wait_for_function("() => kizukiPage.meta.missing.length > 0")
+    page.wait_for_function("() => kizukiPage.meta.missing.length > 0")  # no layer has been read meanwhile
     assert "Layer 0 could not be recorded: off by 3" in text_of(page, "#left-out")
+    type(page.server.answers.reader).begin(page.server.answers.reader)
+    page.wait_for_function("() => kizukiPage.meta.read === 5")
     page.server.answers.reader.close()
     page.evaluate("() => kizukiPage.store.set({ layer: 3 })")
     settle(page)

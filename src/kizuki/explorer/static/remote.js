@@ -109,7 +109,7 @@ export class Remote {
       await new Promise((resume) => setTimeout(resume, AGAIN_MS));
       if (document.hidden) continue;
       const { atlas } = await this.transport.ask("atlas", {});
-      const grown = atlas.read !== this.meta.read || atlas.trouble;
+      const grown = ["read", "missing"].some((name) => JSON.stringify(atlas[name]) !== JSON.stringify(this.meta[name])) || atlas.trouble;
       Object.assign(this.meta, atlas);
       if (grown) for (const changed of this.listeners) changed();
       if (atlas.read === this.meta.layers.length || atlas.trouble) return;

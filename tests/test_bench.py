@@ -390,6 +390,7 @@ def test_warmup_says_when_the_cache_cannot_be_written(capsys, monkeypatch, tmp_p
     assert "cannot be written (Not a directory); set KIZUKI_CACHE" in err
 
 
+@pytest.mark.pinned
 def test_what_bench_installs_is_pinned():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {line.partition("==")[0] for line in lines}

@@ -264,9 +264,11 @@ def test_tables_give_back_every_number(one, tmp_path):
     pyarrow = pytest.importorskip("pyarrow.parquet")
     weights = one[1][0, 2].numpy()
     with one.save_csv(tmp_path / "a.csv", 1, 2).open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
+        lines = list(
+            csv.DictReader(io.StringIO(file.read().replace("\0", "U+0000")))
+        )  # Python 3.10 reads none
     assert (np.asarray([line["weight"] for line in lines], np.float32).reshape(13, 13) == weights).all()
-    names = ["U+D83D" if name == "\ud83d" else name for name in HOSTILE]
+    names = [{"\ud83d": "U+D83D", "\0": "U+0000"}.get(name, name) for name in HOSTILE]
     assert [line["key_text"] for line in lines[:13]] == names
     whole = json.loads(one.save_json(tmp_path / "a.json", 1, 2).read_text(encoding="utf-8"))
     assert (np.asarray(whole["values"], np.float32) == weights).all()

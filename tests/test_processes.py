@@ -34,7 +34,10 @@ def started(code: str, *arguments: str, **environment: str) -> subprocess.Popen[
 
 def ended(job: subprocess.Popen[str], code: int = 0) -> str:
     """What a process printed; it must have ended with `code`."""
-    out, err = job.communicate(timeout=240)
+    try:
+        out, err = job.communicate(timeout=240)
+    finally:
+        job.kill()  # one that does not end must not go on beside the tests after it
     assert job.returncode == code, f"{job.returncode}: {err[-2000:]}"
     return out.strip()
 

@@ -40,7 +40,10 @@ def written_csv(cells: Cells) -> str:
     """UTF-8 with a header line; numbers with the digits that give back the float32 (NaN as nan)."""
     held = columns(cells)
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
+    # Nothing is escaped but by doubling a quote. Python 3.10 takes "no sign escapes" for "U+0000 does" and refuses it.
+    texts = {text for name in held if name.endswith("_text") for text in held[name]}
+    unused = next(sign for sign in map(chr, range(0xE000, 0xF900)) if not any(sign in text for text in texts))
+    writer = csv.writer(file, lineterminator="\n", escapechar=unused)
     writer.writerow(held)
     number = held.pop(cells.pool or "weight")
     for *places, value in zip(*held.values(), number, strict=True):

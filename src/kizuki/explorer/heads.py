@@ -180,9 +180,7 @@ class Head:
 
     def _logits(self, q: Tensor, i0: int, j0: int, j1: int) -> Tensor:
         """Scores of consecutive queries from i0 on, −inf where not visible, in the dtype of q."""
-        scores = (q @ self.k[j0:j1].to(q.dtype).T).mul_(self.scale)
-        if self.softcap is not None:
-            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        scores = self._products(q, self.k[j0:j1])
         if self.first is None or self.stop is None:
             return scores
         first, stop = self.first[i0 : i0 + len(q), None], self.stop[i0 : i0 + len(q), None]
@@ -193,11 +191,14 @@ class Head:
                 scores[:, low - j0 : high - j0].masked_fill_((key < first) | (key >= stop), -math.inf)
         return scores
 
+    def _products(self, q: Tensor, k: Tensor) -> Tensor:
+        """Scores before the mask, in the dtype of q."""
+        scores = (q @ k.to(q.dtype).T).mul_(self.scale)
+        return scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
+
     def logits_of(self, i0: int, i1: int, keys: Tensor) -> Tensor:
         """Scores of rows i0 … i1 for these keys, `[i1 − i0, len(keys)]`, −inf where not visible; of a direct head."""
-        scores = (self.q[i0:i1] @ self.k[keys].T).mul_(self.scale)
-        if self.softcap is not None:
-            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        scores = self._products(self.q[i0:i1], self.k[keys])
         if self.first is not None and self.stop is not None:
             scores.masked_fill_(
                 (keys < self.first[i0:i1, None]) | (keys >= self.stop[i0:i1, None]), -math.inf

@@ -422,3 +422,24 @@ def test_what_the_position_never_sees_is_no_cause(name):
         with pytest.raises(CauseError, match=r"position 4.* never .*choose an earlier"):
             cause(model, ids, edit, position=4, controls=0)
     assert cause(model, ids, MaskKeys((2, 5), layers=1), position=4, controls=0).size > 1e-9
+
+
+def test_controls_of_hidden_keys_are_keys_that_the_position_sees():
+    """In the last layer of a window of 3, position 9 sees keys 7, 8 and 9; elsewhere more reaches it."""
+    config = tf.MistralConfig(**GROUPED, sliding_window=3)
+    model, ids = build(tf.MistralForCausalLM, config, "eager"), IDS[:1]
+    last = config.num_hidden_layers - 1
+    found = cause(model, ids, MaskKeys(8, layers=last), position=9, controls=5).control
+    assert found.drawn == (7, 9)
+    assert min(found.kl) > 1e-9
+    with pytest.raises(
+        CauseError, match=f"position 9 never sees key 0 in layer {last}, behind which no layer comes"
+    ):
+        cause(model, ids, MaskKeys(0, layers=last), position=9)
+    assert cause(model, ids, MaskKeys(6, layers=0), position=9, controls=0).size > 1e-9, (
+        "by the layers behind"
+    )
+    assert cause(model, ids, MaskKeys((8, 8), layers=last), position=9, controls=5).control.drawn == (7, 9)
+    model = model_of("llama")
+    beyond = cause(model, ids, MaskKeys((2, 9), layers=0), position=4, controls=9).control
+    assert beyond.drawn == (0, 1, 3, 4), "of two hidden keys it sees one"

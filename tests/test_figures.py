@@ -354,3 +354,16 @@ def test_the_command_line_writes_the_same_file(one, tmp_path, monkeypatch, capsy
     assert b"recorded_with" in (tmp_path / "b.svg").read_bytes()
     strip = re.compile(rb"<metadata>.*</metadata>")
     assert strip.sub(b"", (tmp_path / "b.svg").read_bytes()) == strip.sub(b"", expected)
+
+
+def test_a_line_that_ends_in_a_label_ends_no_line_of_the_file(tmp_path):
+    labels = ["a\rb", "c\nd", "e\r\nf", "\u2028", "\t", '"\r"']
+    matrix = kizuki.attend(torch.ones(6, 4), torch.ones(6, 4))
+    made = figure(matrix, labels=labels)
+    with made.save(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["key_text"] for line in lines[:6]] == labels
+    assert len(lines) == 36
+    assert made.save(tmp_path / "a.png").stat().st_size > 1000
+    with pytest.raises(FigureError, match="labels holds 7 but must hold a text"):
+        figure(matrix, labels=[*labels[:5], 7])

@@ -166,6 +166,25 @@ def test_a_spoiled_l_and_a_nan_are_refused_and_stay_in_their_rows() -> None:
     assert np.isnan(far.tile(0, 0, 0)[0][[40, 70]]).all()
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e25])
+def test_what_no_query_sees_bounds_nothing(bad: float) -> None:
+    """Padding may hold anything: it neither refuses the rows nor lets a wrong L pass."""
+    made = matrix(60, heads=2, kv_heads=1)
+    key = made.key.clone()
+    key[:, :, 50:] = bad
+    kept = torch.arange(60) < 50
+    head = Head(kizuki.attend(made.query, key, mask=kizuki.masks.causal() & kizuki.masks.keys(kept)), 0)
+    head.lse(0, 60)
+    assert [i for i in range(60) if not head.check(i).ok] == []
+    assert several.rows(head, list(range(60)), nobody_left)[1] is None
+    head._lse[20] += 1e-2
+    assert [i for i in range(60) if not head.check(i).ok] == [20]
+    later = made.key.clone()  # and what only later rows see is no matter of the earlier ones
+    later[0, 0, 40] = math.nan
+    head = Head(kizuki.attend(made.query, later, mask=kizuki.masks.causal()), 0)
+    assert [i for i in range(60) if not head.check(i).ok] == list(range(40, 60))
+
+
 def test_no_array_grows_as_queries_times_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "CELLS", 2**14)
     held = []

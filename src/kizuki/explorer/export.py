@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -124,8 +125,8 @@ def write(
 ) -> Written:
     """`write_page`, where it is described; returns what the page holds."""
     target = check_writable(path)
-    if not limit_mb > 0:
-        raise PageError(f"limit_mb is {limit_mb} but must be above 0, in MB of the file")
+    if isinstance(limit_mb, bool) or not isinstance(limit_mb, (int, float)) or not 0 < limit_mb < math.inf:
+        raise PageError(f"limit_mb is {limit_mb!r} but must be a number above 0, in MB of the file")
     _check_first(first, [layer for each in (run, other) if each for layer in each.recording.layers])
     report = progress or (lambda stage, done, total: None)
     head_text = _head()

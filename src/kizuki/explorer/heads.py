@@ -77,7 +77,25 @@ class Head:
         self._lse = torch.full((self.queries,), math.nan, dtype=dtype)
         self._known = torch.zeros(-(-self.queries // LSE_ROWS), dtype=torch.bool)
         self.sliceable = self.direct and self._sliceable()
-        self.key_norm = float(torch.linalg.vector_norm(self.k, dim=-1).max()) if self.keys else 0.0
+        self.key_norm = self._reaches()
+
+    def _reaches(self) -> Tensor:
+        """The largest norm of a key up to the last that each query sees, float64 `[queries]`: what bounds its scores.
+
+        Of the keys that some query sees: what the mask hides may hold anything (contract 2). NaN and Inf bound nothing;
+        the row that sees one has no finite L, and is refused for that.
+        """
+        norm = torch.linalg.vector_norm(self.k.to(torch.float64), dim=-1).nan_to_num(0.0, 0.0, 0.0)
+        if self.first is None or self.stop is None:
+            return norm.max().expand(self.queries) if self.keys else norm.new_zeros(self.queries)
+        some = self.stop > self.first
+        edges = torch.zeros(self.keys + 1, dtype=torch.int64)
+        for ends, by in ((self.first, 1), (self.stop, -1)):
+            edges.index_add_(0, ends[some].to(torch.int64), torch.full((int(some.sum()),), by))
+        up = torch.zeros(self.keys + 1, dtype=torch.float64)
+        if self.keys:
+            up[1:] = norm.masked_fill(edges[:-1].cumsum(0) == 0, 0.0).cummax(0).values
+        return up[self.stop.to(torch.int64)]
 
     @property
     def size(self) -> int:
@@ -284,7 +302,10 @@ class Head:
         seen = self.keys if self.first is None or self.stop is None else int(self.stop[i] - self.first[i])
         size = abs(lse) if math.isfinite(lse) else 0.0
         return unit * (
-            (self.dim + 4) * abs(self.scale) * norm * self.key_norm + math.sqrt(max(1, seen)) + 16 + 4 * size
+            (self.dim + 4) * abs(self.scale) * norm * float(self.key_norm[i])
+            + math.sqrt(max(1, seen))
+            + 16
+            + 4 * size
         )
 
     def tolerances(self, i0: int, i1: int) -> Tensor:
@@ -295,4 +316,6 @@ class Head:
         seen = torch.full((i1 - i0,), self.keys, dtype=torch.float64)
         if self.first is not None and self.stop is not None:
             seen = (self.stop[i0:i1] - self.first[i0:i1]).clamp(min=1).to(torch.float64)
-        return unit * ((self.dim + 4) * abs(self.scale) * norm * self.key_norm + seen.sqrt() + 16 + 4 * lse)
+        return unit * (
+            (self.dim + 4) * abs(self.scale) * norm * self.key_norm[i0:i1] + seen.sqrt() + 16 + 4 * lse
+        )

@@ -52,7 +52,7 @@ def application(answers: Answers, token: str, port: int, closing: threading.Even
         from starlette.applications import Starlette
         from starlette.responses import Response
         from starlette.routing import Route
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise PageError(absent(error, NEEDS, "explorer")) from None
 
     script, style, html = bundle.script("main.js", "live"), bundle.style("page.css"), _html()
@@ -195,7 +195,7 @@ class Server:
     def __init__(self, answers: Answers, port: int = 0) -> None:
         try:
             import uvicorn
-        except ImportError as error:
+        except (ImportError, OSError) as error:
             raise PageError(absent(error, NEEDS, "explorer")) from None
         self.answers = answers
         self.token = secrets.token_urlsafe(24)

@@ -75,7 +75,7 @@ def _kind() -> type[anywidget.AnyWidget]:
     try:
         import anywidget
         import traitlets
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise PageError(absent(error, "a notebook's widget needs anywidget", "explorer")) from None
 
     class Explorer(anywidget.AnyWidget):

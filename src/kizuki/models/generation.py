@@ -162,6 +162,9 @@ class Generation:
                     f"{sequences.shape[0] - 1}"
                 )
             sequence = 0
+        for name, number in (("sequence", sequence), ("prompt", prompt)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+                raise RecordError(f"recording.generation: {name} is {number!r} but must be a whole number")
         if not 0 <= sequence < sequences.shape[0]:
             raise RecordError(
                 f"recording.generation: sequence is {sequence} but output has {sequences.shape[0]} sequences"

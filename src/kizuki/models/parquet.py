@@ -36,7 +36,7 @@ def library() -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         needs = "kizuki survey: writing Parquet needs the package pyarrow"
         raise SurveyError(absent(error, needs, "survey")) from None
     return pyarrow

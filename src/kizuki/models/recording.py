@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -362,7 +363,7 @@ class Recording(Saves, Shows):
 
     def _held(self, layer: Layer) -> None:
         """Raise unless something of this layer was kept."""
-        if isinstance(layer, bool):  # which would stand for layer 0 or 1
+        if isinstance(layer, bool) or not isinstance(layer, (str, Integral)):  # True would stand for layer 1
             raise RecordError(
                 f"recording[{layer!r}]: a layer is a number or a name; recorded are {_few(self.layers)}"
             )

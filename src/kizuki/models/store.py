@@ -218,7 +218,7 @@ def _read(path: Path) -> tuple[Any, dict[str, Any]]:
     """The open file and its checked table; raises HeaderError."""
     try:
         from safetensors import SafetensorError, safe_open
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise HeaderError(absent(error, "needs the package safetensors", "models")) from None
     try:
         if path.is_dir():

@@ -252,6 +252,6 @@ def _given(text: str, spans: Sequence[Span]) -> list[int]:
 def _regex() -> Any:
     try:
         import regex
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise TextError(absent(error, "join: needs the package regex", "models")) from None
     return regex

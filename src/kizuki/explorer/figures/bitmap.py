@@ -30,7 +30,7 @@ def library() -> Any:
     """Pillow, or an error that says what to install."""
     try:
         from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         why = absent(error, "PNG needs the package pillow", "explorer", ", or save an .svg")
         raise FigureError(f"figure: {why}") from None
     return Image, ImageDraw, ImageFont, PngImagePlugin
@@ -99,6 +99,12 @@ def _font(name: str, pixels: int) -> Any:
 @cache
 def _has(name: str, char: str) -> bool:
     font = _font(name, 24)
+    if unicodedata.category(char[0]) in (
+        "Cc",
+        "Zl",
+        "Zp",
+    ):  # a line that ends in a label is no line of the picture
+        return False
     if char.isspace():
         return True
     mask, missing = font.getmask(char), font.getmask(ABSENT)

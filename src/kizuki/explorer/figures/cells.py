@@ -155,6 +155,9 @@ def read(
     at = tuple(
         (batch, head)[4 - len(matrix.shape) :]
     )  # a matrix may come without its batch, or without both axes
+    for label in labels or ():
+        if not isinstance(label, str):
+            raise FigureError(f"figure: labels holds {label!r} but must hold a text for each token")
     if labels is not None and len(labels) != total[1]:
         raise FigureError(
             f"figure: there are {len(labels)} labels for {total[1]} keys; give one a token, or none"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from typing import Any
 
@@ -39,16 +38,28 @@ def columns(cells: Cells) -> dict[str, list[Any]]:
 def written_csv(cells: Cells) -> str:
     """UTF-8 with a header line; numbers with the digits that give back the float32 (NaN as nan)."""
     held = columns(cells)
-    file = io.StringIO()
     # Nothing is escaped but by doubling a quote. Python 3.10 takes "no sign escapes" for "U+0000 does" and refuses it.
     texts = {text for name in held if name.endswith("_text") for text in held[name]}
-    unused = next(sign for sign in map(chr, range(0xE000, 0xF900)) if not any(sign in text for text in texts))
-    writer = csv.writer(file, lineterminator="\n", escapechar=unused)
+    unused = next(
+        sign for sign in map(chr, range(0x10FFFF, 0, -1)) if not any(sign in text for text in texts)
+    )
+    lines = _Lines()
+    writer = csv.writer(lines, escapechar=unused)
     writer.writerow(held)
     number = held.pop(cells.pool or "weight")
     for *places, value in zip(*held.values(), number, strict=True):
         writer.writerow([*places, _shortest(value)])
-    return file.getvalue()
+    return "".join(lines)
+
+
+class _Lines(list[str]):
+    """Takes what a csv.writer writes, a row a time, and ends rows by a line feed alone.
+
+    Told to end them so itself, the writer would leave a carriage return in a label without its quotes.
+    """
+
+    def write(self, row: str) -> None:
+        self.append(row.removesuffix("\r\n") + "\n")
 
 
 def written_json(cells: Cells, about: dict[str, Any]) -> str:
@@ -70,7 +81,7 @@ def written_parquet(cells: Cells, about: dict[str, Any]) -> bytes:
     try:
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         why = absent(error, "Parquet needs the package pyarrow", "survey", ", or save a .csv")
         raise FigureError(f"figure: {why}") from None
     held = columns(cells)

@@ -15,17 +15,22 @@ export function dot(a, aStart, b, bStart, dim) {
   return s0 + s1 + (s2 + s3);
 }
 
-function largestNorm(rows, count, dim) {
-  let largest = 0;
-  for (let j = 0; j < count; j += 1) largest = Math.max(largest, dot(rows, j * dim, rows, j * dim, dim));
-  return Math.sqrt(largest);
+/** The largest norm among the keys before j that some query sees, for each j; NaN and Inf bound nothing. */
+function reaches({ k, keys, dim, queries, first, stop }) {
+  const edges = new Int32Array(keys + 1), up = new Float64Array(keys + 1);
+  for (let i = 0; i < queries; i += 1) if (stop[i] > first[i]) { edges[first[i]] += 1; edges[stop[i]] -= 1; }
+  for (let j = 0, seen = 0; j < keys; j += 1) {
+    const norm = (seen += edges[j]) && Math.sqrt(dot(k, j * dim, k, j * dim, dim));
+    up[j + 1] = norm < Infinity ? Math.max(up[j], norm) : up[j];
+  }
+  return up;
 }
 
 export class Head {
   /** parts: queries, keys, dim, q, k, lse, first, stop, scale, softcap (number or null), sink (number or null) */
   constructor(parts) {
     Object.assign(this, parts);
-    this.keyNorm = largestNorm(this.k, this.keys, this.dim);
+    this.keyNorm = reaches(this);
   }
 
   visible(i, j) {
@@ -111,7 +116,7 @@ export class Head {
   tolerance(i) {
     const q = Math.sqrt(dot(this.q, i * this.dim, this.q, i * this.dim, this.dim));
     const seen = Math.max(1, this.stop[i] - this.first[i]);
-    return UNIT * ((this.dim + 4) * Math.abs(this.scale) * q * this.keyNorm + Math.sqrt(seen) + 16 + 4 * Math.abs(this.lse[i]));
+    return UNIT * ((this.dim + 4) * Math.abs(this.scale) * q * this.keyNorm[this.stop[i]] + Math.sqrt(seen) + 16 + 4 * Math.abs(this.lse[i]));
   }
 
   agrees(i, lse) {

@@ -178,6 +178,7 @@ class Editor:
         self.causal = False  # whether its queries see what is before them only
         self.met: dict[Layer, int] = {}  # how often each attended in this pass
         self.masks = Masks()
+        self.seen: dict[Layer, _Seen] = {}  # the calls of this pass whose A an edit needed
         for edit in edits:
             if not isinstance(edit, AblateHead | MaskKeys | SetRow):
                 raise CauseError(
@@ -198,6 +199,7 @@ class Editor:
         """A pass of the model begins."""
         self.passes += 1
         self.met.clear()
+        self.seen.clear()
         self.masks.clear()
 
     def check_met(self) -> None:
@@ -237,10 +239,21 @@ class Editor:
             )
         with told(), torch.no_grad():
             output = call.output.clone()  # [batch, queries, heads, value_dim]
-            seen = _Seen(call, path, self.masks)
+            seen = self.seen[layer] = _Seen(call, path, self.masks)
             for edit in edits:
                 _apply(edit, output, seen, layer)
         return output
+
+    def visible_last(self, edit: Edit, query: int) -> Tensor | None:
+        """The keys that a query sees, bool `[keys]`, where an edit of hidden keys is of the last layer that ran alone.
+
+        None elsewhere: what a query does not see itself may reach it through the layers behind.
+        """
+        last = next(reversed(self.heads), None)
+        if not isinstance(edit, MaskKeys) or last not in self.seen or _layers_of(edit, self.edits) != [last]:
+            return None
+        held, _, rule = self.seen[last].kept()
+        return _visible(held, rule, query)[0]
 
 
 class _Seen:

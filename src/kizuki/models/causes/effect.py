@@ -165,9 +165,10 @@ def cause(
     report("interventions", 1, total)
     if heard.causal:
         _reaches(edit, position, count)
-    others = _others(edit, heard, position, count, controls, seed)
+    changed, edited = _run(network, ids, position, edit)
+    seen = _seen(edit, edited, heard.causal, position, count)
+    others = _others(edit, heard, seen, controls, seed)
     total = 2 + len(others)
-    changed, _ = _run(network, ids, position, edit)
     report("interventions", 2, total)
     found = _compared(edit, position, plain, changed, chosen, tokenizer)
     if not controls:
@@ -277,8 +278,27 @@ def _label(tokenizer: Any, token: int) -> str:
     return str(token) if tokenizer is None else token_label(tokenizer, token)
 
 
+def _seen(edit: Edit, edited: Editor, causal: bool, position: int, count: int) -> list[int]:
+    """The keys that can matter at the position: those up to it, and of an edit of the last layer those that it sees."""
+    up_to = range(position + 1 if causal else count)
+    visible = edited.visible_last(edit, position)
+    if visible is None:
+        return list(up_to)
+    seen = [key for key in up_to if key < len(visible) and bool(visible[key])]
+    if isinstance(edit, MaskKeys) and not set(_keys_of(edit)) & set(seen):
+        raise CauseError(
+            f"cause: position {position} never sees key {min(_keys_of(edit))} in layer {edit.layers}, behind which no "
+            "layer comes, so hiding that changes nothing there; choose a key that it sees"
+        )
+    return seen
+
+
+def _keys_of(edit: MaskKeys) -> list[int]:
+    return [edit.keys] if isinstance(edit.keys, int) else sorted(set(edit.keys))
+
+
 def _others(
-    edit: Edit, heard: Editor, position: int, count: int, controls: int, seed: int
+    edit: Edit, heard: Editor, seen: list[int], controls: int, seed: int
 ) -> list[tuple[int | tuple[int, ...], Edit]]:
     """The random others: what was drawn, and the edit with it in place."""
     draw = random.Random(seed)
@@ -286,24 +306,25 @@ def _others(
         there = [head for head in range(heard.heads.get(edit.layer, 0)) if head != edit.head]
         drawn = sorted(draw.sample(there, min(controls, len(there))))
         return [(head, on_head(edit, head)) for head in drawn]
-    own = (edit.keys,) if isinstance(edit.keys, int) else tuple(edit.keys)
-    seen = [key for key in range(position + 1 if heard.causal else count) if key not in own]
-    if len(own) == 1:
-        picked = sorted(draw.sample(seen, min(controls, len(seen))))
+    own = set(_keys_of(edit))
+    there = [key for key in seen if key not in own]
+    many = len(own & set(seen))  # what is hidden from nobody there needs no control
+    if many == 1:
+        picked = sorted(draw.sample(there, min(controls, len(there))))
         return [(key, replace(edit, keys=key)) for key in picked]
-    if len(seen) < len(own):
+    if len(there) < many:
         return []
-    sets = {tuple(sorted(draw.sample(seen, len(own)))) for _ in range(controls)}
+    sets = {tuple(sorted(draw.sample(there, many))) for _ in range(controls)}
     return [(keys, replace(edit, keys=keys)) for keys in sorted(sets)]
 
 
 def _reaches(edit: Edit, position: int, count: int) -> None:
     """CauseError for an edit behind a position that sees nothing behind itself: rounding would be its whole effect."""
     if isinstance(edit, MaskKeys):
-        keys = (edit.keys,) if isinstance(edit.keys, int) else tuple(edit.keys)
-        if position < min(keys) < count:
+        first = min(_keys_of(edit))
+        if position < first < count:
             raise CauseError(
-                f"cause: position {position} sees the keys 0 … {position} and never key {min(keys)}, so hiding that "
+                f"cause: position {position} sees the keys 0 … {position} and never key {first}, so hiding that "
                 "changes nothing there; choose an earlier key or a later position"
             )
     elif isinstance(edit, SetRow) and position < edit.query < count:

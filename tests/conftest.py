@@ -6,6 +6,7 @@ The caches are the user's own (KIZUKI_CACHE moves them), so a second run compile
 from __future__ import annotations
 
 import os
+import signal
 from importlib.util import find_spec
 
 import pytest
@@ -14,6 +15,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported anywhere
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 # Threads that wait sleep instead of spinning: tests share few cores with a browser and with one another.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch loads its OpenMP library
+
+# A shell starts what runs in its background with Ctrl-C ignored, which every process started here would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A program of its own, which test_interpreted.py runs: looked through for examples, it would stand in for the kernels.
 collect_ignore = ["interpreted.py"]

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -264,11 +265,11 @@ def test_tables_give_back_every_number(one, tmp_path):
     pyarrow = pytest.importorskip("pyarrow.parquet")
     weights = one[1][0, 2].numpy()
     with one.save_csv(tmp_path / "a.csv", 1, 2).open(encoding="utf-8", newline="") as file:
-        lines = list(
-            csv.DictReader(io.StringIO(file.read().replace("\0", "U+0000")))
-        )  # Python 3.10 reads none
+        unread = "\0" if sys.version_info < (3, 11) else None  # Python 3.10 writes it, and cannot read it
+        text = file.read()
+        lines = list(csv.DictReader(io.StringIO(text.replace(unread, "U+0000") if unread else text)))
     assert (np.asarray([line["weight"] for line in lines], np.float32).reshape(13, 13) == weights).all()
-    names = [{"\ud83d": "U+D83D", "\0": "U+0000"}.get(name, name) for name in HOSTILE]
+    names = ["U+D83D" if name == "\ud83d" else "U+0000" if name == unread else name for name in HOSTILE]
     assert [line["key_text"] for line in lines[:13]] == names
     whole = json.loads(one.save_json(tmp_path / "a.json", 1, 2).read_text(encoding="utf-8"))
     assert (np.asarray(whole["values"], np.float32) == weights).all()

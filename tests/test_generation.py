@@ -354,12 +354,12 @@ def test_a_model_that_sees_a_picture_first():
     assert_names(generation, output[0], 17)
     assert generation.layers == ("language_model.0", "language_model.1")
     tower = "vision_tower.encoder.0"
-    before = r"ran once, before the passes .* read recording\['vision_tower.encoder.0'\]"
-    with pytest.raises(RecordError, match=rf"{before}|read 10 places in a pass over 17 tokens") as refused:
+    says = r"ran once, before the passes .* read recording\['vision_tower.encoder.0'\]"
+    if CACHE != "cache":  # older transformers may run the tower within the first pass, and in no later one
+        says += "|read 10 places in a pass over 17 tokens"
+    with pytest.raises(RecordError, match=says) as refused:
         generation[tower]
-    if "ran once" in str(
-        refused.value
-    ):  # older transformers run the tower within the first pass, and no later one
+    if CACHE == "cache" or "ran once" in str(refused.value):
         assert recording[tower].shape == (1, 4, 10, 10)
     truth, plain = [], []
     for made, dtype in ((truth, torch.float64), (plain, torch.float32)):

@@ -102,10 +102,12 @@ def test_cuts_are_those_of_unicode_also_between_flags(text):
     assert _cuts(text, "character") == [0, *(sum(plain[: k + 1]) for k in range(len(plain)))]
     words, characters = _cuts(text, "word"), set(_cuts(text, "character"))
     ends = {0, len(text), *(m.start() for m in regex.finditer(r"(?w)\b", text))} & characters
-    # Unicode's words hold two letters of a flag together over a mark between them, and regex before 2026.11 a single
-    # one and a digit.
-    extra = set(words) - ends
-    assert all(regex.search(r"\p{Regional_Indicator}[\p{WB=Extend}\p{WB=ZWJ}]*\Z", text[:at]) for at in extra)
+    extra = set(words) - ends  # Unicode's words hold two letters of a flag together over a mark between them
+    marks = (
+        "+" if regex.match(r"(?w)🇫\b1", "🇫1") else "*"
+    )  # an older regex holds a single one and a digit, too
+    held = rf"\p{{Regional_Indicator}}[\p{{WB=Extend}}\p{{WB=ZWJ}}]{marks}\Z"
+    assert all(regex.search(held, text[:at]) for at in extra)
     for at in ends - set(words):  # only ever inside a run of kana, or of kanji beside kana
         assert regex.match(r"[\p{Hiragana}\p{Han}\p{M}ーｰ]", text[at])
         assert regex.search(r"[\p{Hiragana}\p{Han}][\p{M}ーｰ]*\Z", text[:at])

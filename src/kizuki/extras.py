@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-# What the extras bring, as it is imported; "" for an error that names nothing.
-OURS = {"", "pyarrow", "PIL", "anywidget", "traitlets", "starlette", "uvicorn", "regex", "safetensors"}
+# As they are imported; "" for an error that names nothing.
+OPTIONAL_PACKAGES = {
+    "",
+    "pyarrow",
+    "PIL",
+    "anywidget",
+    "traitlets",
+    "starlette",
+    "uvicorn",
+    "regex",
+    "safetensors",
+}
 
 
 def absent(error: ImportError | OSError, needs: str, extra: str, otherwise: str = "") -> str:
@@ -17,7 +27,7 @@ def absent(error: ImportError | OSError, needs: str, extra: str, otherwise: str 
     >>> absent(ImportError("pyarrow requires NumPy 2.0 or newer"), "Parquet needs the package pyarrow", "survey")
     'Parquet needs the package pyarrow, and what is here does not load: pyarrow requires NumPy 2.0 or newer'
     """
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in OURS:
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in OPTIONAL_PACKAGES:
         return f"{needs}; pip install 'kizuki[{extra}]'{otherwise}"
     why = (str(error).strip().splitlines() or ["it does not say why"])[0]
     return f"{needs}, and what is here does not load: {why}{otherwise}"

@@ -63,7 +63,7 @@ TARGETS = {
 DOTS = {"avx512": "avx512bf16", "neon": "bf16"}  # the feature that has them, by target
 # The LLVM from which on such an instruction takes bfloat16 operands; before it they were integers, and LLVM ends the
 # process over any other. Numba brings LLVM 14 up to 0.60, 15 in 0.61, and 20 or newer from 0.62 on.
-SINCE = {"avx512bf16": 16, "bf16": 12}
+SINCE = {"avx512bf16": 16}
 
 SPLIT = 8  # key blocks whose sums are kept together; the sums of the splits are joined in order afterwards
 
@@ -80,7 +80,7 @@ def emits(dot: str) -> bool:
     """Whether the installed LLVM can write the instruction of a feature in `DOTS` as the kernels ask for it."""
     import llvmlite.binding as llvm
 
-    return bool(llvm.llvm_version_info[0] >= SINCE[dot])
+    return bool(llvm.llvm_version_info[0] >= SINCE.get(dot, 0))
 
 
 def processor() -> str:

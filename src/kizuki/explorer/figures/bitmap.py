@@ -99,11 +99,8 @@ def _font(name: str, pixels: int) -> Any:
 @cache
 def _has(name: str, char: str) -> bool:
     font = _font(name, 24)
-    if unicodedata.category(char[0]) in (
-        "Cc",
-        "Zl",
-        "Zp",
-    ):  # a line that ends in a label is no line of the picture
+    # A line that ends in a label is no line of the picture: such a sign is drawn by its number.
+    if unicodedata.category(char[0]) in ("Cc", "Zl", "Zp"):
         return False
     if char.isspace():
         return True
